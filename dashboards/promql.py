@@ -2,7 +2,7 @@
 
 PREFIX = "raylens_"
 APPLICATION = 'application=~"$application",node=~"$node"'
-"""Selects series by application and node, for whole requests, which have no deployment."""
+"""Selects series by application and node, for whole requests: a filter by deployment would drop them."""
 DEPLOYMENT = f'{APPLICATION},deployment=~"$deployment"'
 """Selects by deployment, too, for the rows of the stages."""
 REPLICA = f'{DEPLOYMENT},replica=~"$replica"'

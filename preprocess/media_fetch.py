@@ -1,6 +1,6 @@
 """Fetches media from http(s) URLs without giving clients access to the server's own network (SSRF).
 
-Each address is checked on the connection itself, which defeats DNS rebinding. Each target of a redirect is checked,
+The resolver of each connection checks its addresses, which defeats DNS rebinding. Each target of a redirect is checked,
 too. The size limit is checked while the body streams in.
 """
 

@@ -30,7 +30,7 @@ void decode_scores(const float* queries, int64_t group, int64_t dim, const float
     const float* own = keys + run.slot * dim;
     int64_t done = 0;
     for (; done + kLanes <= run.length; done += kLanes) {
-      // The hardware does not prefetch the next tile while one tile is summed up.
+      // Without this, no load of the next tile would be under way while one tile is summed up.
       for (int64_t line = 0; line < kLanes * dim; line += 16)
         __builtin_prefetch(own + (done + kTilesAhead * kLanes) * dim + line);
       for (int64_t g = 0; g < group; g++)

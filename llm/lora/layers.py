@@ -21,8 +21,8 @@ from raylens.llm.lora.request import NO_SLOT
 @dataclass(slots=True)
 class ActiveAdapters:
     """The adapters of the running step. `slots`: the slots of its rows. `ranks`: the range of their weights.
-    `is_foreign`: (num_rows, number of ranks) bool, True where the weight belongs to another row's adapter; None: no
-    weight does."""
+    `is_foreign`: (num_rows, number of ranks) bool, True where the weight belongs to another adapter than the row's;
+    None: no weight does."""
 
     slots: frozenset[int] = frozenset()
     num_rows: int = 0
