@@ -9,7 +9,7 @@ Needed: many calls at once for one request. An error of the choice reaches its c
 call that was sent counts when the next one chooses.
 
 Test: `tests/deployments/ray_internals/test_choosing_router.py`; `tests/deployments/routing/test_room_router.py`,
-`test_one_request_may_make_many_calls_at_once` on a real cluster.
+`test_requests_side_by_side_make_many_calls_at_once` on a real cluster.
 
 Way back: an id for each call in `RequestRouter`. ray-project/ray#62906 brought a router by `session_id`,
 `ConsistentHashRouter`, on the same queues."""
