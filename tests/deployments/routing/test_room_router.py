@@ -251,7 +251,6 @@ class Caller:
 
     def __init__(self, worker: DeploymentHandle[Any], pair: DeploymentHandle[Any]) -> None:
         self._worker = worker
-        self._pair = pair
 
     async def fan_out(self, number: int) -> list[str]:
         return list(await asyncio.gather(*(self._worker.who.remote(0.01) for _ in range(number))))
@@ -265,13 +264,6 @@ class Caller:
     async def hold(self, folder: str) -> str:
         replica_id: str = await self._worker.hold.remote(folder)
         return replica_id
-
-    async def pair(self) -> list[str]:
-        """Makes two calls of the deployment with two replicas, ahead of their argument."""
-        argument = await self._worker.who.remote(0.05)._to_object_ref()
-        first = self._pair.who_after.remote(argument)
-        await asyncio.sleep(0.01)
-        return list(await asyncio.gather(first, self._pair.who_after.remote(argument)))
 
     async def overtake(self, seconds: float) -> tuple[float, float]:
         """Makes a call after calls whose argument takes `seconds` to come. Returns when it and they ended."""
@@ -347,11 +339,6 @@ def test_calls_avoid_the_busy_replica(caller: DeploymentHandle[Any], tmp_path: P
             time.sleep(0.02)  # the router hears of a call's end a little later than its caller
 
 
-def test_a_pair_of_calls_that_are_sent_ahead_goes_to_two_replicas(caller: DeploymentHandle[Any]) -> None:
-    pairs = [caller.pair.remote().result(timeout_s=TIMEOUT) for _ in range(20)]
-    assert [len(set(pair)) for pair in pairs] == [2] * 20
-
-
 def held_by(folder: Path) -> Counter[str]:
     """How many calls of `hold` each replica has begun."""
     return Counter(path.stem for path in folder.iterdir() if path.name != "release")
@@ -420,6 +407,22 @@ def test_a_call_that_waits_can_be_cancelled(worker: DeploymentHandle[Any], tmp_p
         call.result(timeout_s=TIMEOUT)
 
 
+def test_no_call_counts_after_its_end(worker: DeploymentHandle[Any]) -> None:
+    """However it ends, and whether or not its result is read."""
+    argument = worker.who.remote(0.3)._to_object_ref_sync()
+    cancelled = worker.who.remote(30.0)
+    for dropped in (worker.who, worker.options(stream=True).stream, worker.options(_by_reference=False).who):
+        dropped.remote(1)
+    worker.who_after.remote(argument)
+    worker.options(stream=True).stream_after.remote(argument)
+    worker.who.remote("not a number of seconds")
+    router = worker._router._asyncio_router.request_router
+    time.sleep(1.0)
+    wait_until(lambda: router._in_flight.total() == 1)
+    cancelled.cancel()
+    wait_until(lambda: router._in_flight.total() == 0)
+
+
 def test_calls_that_wait_go_to_replicas_that_start(ray_serve: None, tmp_path: Path) -> None:
     autoscaling = AutoscalingConfig(
         min_replicas=1,
@@ -446,6 +449,7 @@ def test_a_replica_that_dies_loses_its_own_calls_only(worker: DeploymentHandle[A
     assert len(replicas_that_answer(worker)) >= 2  # answered, all of them
     assert sum(is_lost(call) for call in running) <= MAX_ONGOING
     wait_until(lambda: len(replicas_that_answer(worker) - before) == 1, seconds=TIMEOUT)
+    wait_until(lambda: worker._router._asyncio_router.request_router._in_flight.total() == 0)
 
 
 def is_lost(call: DeploymentResponse[Any]) -> bool:
