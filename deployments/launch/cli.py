@@ -97,7 +97,7 @@ _SETTINGS = {
     "served_model_name": "served_model_name",
     "max_model_len": "max_model_len",
     "dtype": "dtype",
-    "multimodal_pipeline": "vision_plugin.name",
+    "vision_plugin": "vision_plugin.name",
     "tensor_parallel_size": "generate.tensor_parallel_size",
 }
 """The setting that each flag of `raylens serve` changes. text-generation-webui has `--vision-plugin`, too."""
