@@ -100,7 +100,7 @@ _SETTINGS = {
     "vision_plugin": "vision_plugin.name",
     "tensor_parallel_size": "generate.tensor_parallel_size",
 }
-"""The setting that each flag of `raylens serve` changes. text-generation-webui has `--vision-plugin`, too."""
+"""The setting that each flag of `raylens serve` changes."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
