@@ -1,4 +1,4 @@
-"""`GET /v1/models`: the models that are served, and their adapters. `GET /health`: whether their stages are ready."""
+"""`GET /v1/models`: the served models and their adapters. `GET /health`: the state of their stages."""
 
 from typing import Literal
 

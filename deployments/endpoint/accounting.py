@@ -33,7 +33,7 @@ class RequestAccount:
         self.requests: Sequence[PipelineRequest] = ()
         self.num_answers = 1
         self.times: list[StageTime] = []
-        """Stage times of the request as a whole, beside those of its prompts."""
+        """Stage times of the request as a whole, without its prompts' times."""
         self._metrics = metrics
         self._api_key = None if api_key is None else metrics.api_keys.label(api_key)
         self._goals = goals

@@ -161,7 +161,7 @@ class Ingress(Replica):
     async def _lifespan(self, api: FastAPI) -> AsyncIterator[None]:
         self._shards.open()
         await self._models.open()
-        # Ray Serve gives requests to the replica from here on.
+        # Ray Serve may send requests to the replica from here on.
         with suppress(TimeoutError):
             async with asyncio.timeout(_KNOWN_SECONDS):
                 await self._models.known()

@@ -47,7 +47,7 @@ class JsonRoute(APIRoute):
 
 
 def _check_content_type(content_type: str) -> None:
-    """Raises InvalidRequestError for a content type other than JSON's."""
+    """Raises InvalidRequestError unless the content type is JSON's."""
     name = content_type.partition(";")[0].strip().lower()
     if name != "application/json" and not (name.startswith("application/") and name.endswith("+json")):
         reason = f"has to be application/json for this route, got {content_type[:100]!r}"

@@ -34,7 +34,7 @@ class ToolCallParser:
                 break
             call, end = found
             if call is None:
-                # No call begins here, but one may further on.
+                # No call begins here, but one may begin later.
                 told += self._text(rest[:end])
             else:
                 told += self._text(rest[:start].rstrip("\n"))

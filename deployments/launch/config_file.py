@@ -154,7 +154,7 @@ def _with_adapters(config: ModelT) -> ModelT:
 
 
 def _absolute_folder(setting: str, path: str) -> str:
-    """Refuses a path that is no folder."""
+    """Returns the absolute path. Raises ConfigError unless it is a folder."""
     folder = Path(path).expanduser().resolve()
     if not folder.is_dir():
         raise ConfigError(f"{setting}: {folder} is no folder")

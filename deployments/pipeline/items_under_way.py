@@ -43,7 +43,7 @@ class _Item:
     async def run(self, embeddings: Awaitable[StoredItem]) -> None:
         stored = await embeddings
         self.is_pending = False
-        # A pending reference to the metadata stays: `with_pending` compares it with the one that it passed on.
+        # A pending reference to the metadata stays, because `with_pending` compares references.
         self.note(PendingItem(stored.info if self.info is None else self.info, stored.ref))
 
 

@@ -25,7 +25,7 @@ class LongTexts:
     with marks, in order."""
 
     def __init__(self) -> None:
-        self._nonce = "x" + secrets.token_hex(16)  # a letter first: outside of a text it is no JSON
+        self._nonce = "x" + secrets.token_hex(16)  # the letter makes it invalid JSON outside of a text
         self._stretches: list[list[bytes]] = []
         self._is_in_stretch = False
         self._has_begun_text = False  # no stretch begins before the first text

@@ -19,7 +19,7 @@ from raylens.deployments.wire.stage_messages import GeneratedText
 _LATE_SECONDS = 10.0
 """How long pieces may arrive after their call ended."""
 _BATCH_BYTES = 1024
-"""Limit on packed pieces that are unpacked together, so what a tenant may read in one turn."""
+"""Limit on packed pieces that are unpacked together: the amount that a tenant may read in one turn."""
 
 StartCall = Callable[[PieceAddress], DeploymentResponse[Any]]
 
