@@ -1,1 +1,1 @@
-"""The wire: what clients send and what they get, as pydantic models; nothing in here calls a stage."""
+"""The wire types: what clients send and receive, as pydantic models. Nothing here calls a stage."""

@@ -73,8 +73,8 @@ class ChatCompletionRequest(GenerationFields, TemplateFields, ToolFields):
         return media_of_messages(self.messages)
 
     def sampling_params(self, call_grammar: StructuredOutput | None = None) -> SamplingParams:
-        """Returns the sampling parameters. `call_grammar`: the grammar of a tool call that the answer has to make.
-        Raises InvalidRequestError."""
+        """Returns the sampling parameters. `call_grammar`: the grammar of a forced tool call. Raises
+        InvalidRequestError."""
         return self.make_sampling_params(
             max_tokens=self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens,
             n=self.num_answers,
@@ -83,9 +83,9 @@ class ChatCompletionRequest(GenerationFields, TemplateFields, ToolFields):
         )
 
 
-@dataclass(slots=True)  # a model would check what the server itself has made, twenty times a token
+@dataclass(slots=True)  # a pydantic model would validate the server's own values, 20 times a token
 class TokenLogprob:
-    """A token's text, its bytes, which may be a part of a character, and its log-probability in nats."""
+    """A token's text, its bytes (possibly a part of a character) and its log-probability in nats."""
 
     token: str
     logprob: float

@@ -44,7 +44,7 @@ class CompletionRequest(GenerationFields, PromptMedia):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """Returns the prompts, one or more. Each is a text or token ids."""
+        """The prompts, one or more. Each is a text or token ids."""
         if isinstance(self.prompt, list) and self.prompt and not isinstance(self.prompt[0], int):
             return [one for one in self.prompt if not isinstance(one, int)]
         return [self.prompt]  # type: ignore[list-item]

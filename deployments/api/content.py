@@ -36,7 +36,7 @@ class RefusalPart(Part):
 
 
 Detail = Literal["auto", "low", "high", "original"]
-"""A hint that the server ignores: it always looks closely."""
+"""A hint that the server ignores."""
 
 
 class ImageUrl(WireModel):
@@ -75,7 +75,7 @@ class MediaPart(Part):
         raise NotImplementedError
 
     def source(self, field: str) -> MediaSource:
-        """Returns where the media comes from. `field`: the client's name for this part."""
+        """Returns the part's media. `field`: the client's name for this part."""
         return MediaSource(self.url, field, modality=self.modality, uuid=self.uuid)
 
     @model_validator(mode="after")
@@ -143,7 +143,7 @@ class ImageEmbedsPart(MediaPart):
 
 
 def type_by_field(**types: str) -> BeforeValidator:
-    """Gives a part without a type the one that belongs to the field that it has, of the fields that `types` names."""
+    """Adds the type to a part without one. `types`: the type that each field implies."""
 
     def with_type(part: object) -> object:
         if not isinstance(part, dict) or part.get("type") is not None:
@@ -176,7 +176,7 @@ class SaysText(Protocol):
 
 
 def template_content(content: str | Sequence[SaysText | MediaPart]) -> str | list[dict[str, str]]:
-    """Returns the content as `raylens.preprocess.schema.Message` has it. Media become parts without their data."""
+    """Returns the content in the form of `raylens.preprocess.schema.Message`. Media become parts without their data."""
     if isinstance(content, str):
         return content
     return [

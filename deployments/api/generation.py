@@ -1,4 +1,4 @@
-"""The fields that every request for generated text has, however its prompt is written."""
+"""The fields of every request for generated text, whatever the form of its prompt."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -12,10 +12,10 @@ from raylens.llm.sampling.structured_output import StructuredOutput
 from raylens.preprocess.schema import InvalidRequestError, PromptTruncation
 
 _ANSWER_ROOM = 256
-"""The number of tokens that a prompt cut to the context leaves for an answer, if the client asks for no length."""
+"""Room for an answer, in tokens, when a prompt is cut to the context and the client sets no length."""
 
 MAX_TIMEOUT_S = 86_400.0
-"""The most seconds that a client may give a request."""
+"""The longest time limit that a client may set."""
 
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
@@ -120,13 +120,12 @@ class MediaFields(RequestBody):
 
     @property
     def video_options(self) -> dict[str, Any]:
-        """Returns the settings of the processor that are for the request's videos only."""
+        """The processor's settings for the request's videos only."""
         video = None if self.media_io_kwargs is None else self.media_io_kwargs.video
         return {} if video is None else video.model_dump(exclude_none=True)
 
     def prompt_truncation(self, max_tokens: int | None) -> PromptTruncation | None:
-        """Returns how a prompt is cut. `max_tokens`: the length of its answer, or None for as many tokens as there is
-        room for."""
+        """Returns how to cut a prompt. `max_tokens`: the length of its answer; None: as long as the context allows."""
         if self.truncate_prompt_tokens is None:
             return None
         if self.truncate_prompt_tokens == -1:
@@ -201,7 +200,7 @@ class AnyGenerationFields(MediaFields):
 
     @property
     def field_names(self) -> Mapping[str, str]:
-        """Returns this API's names for fields that the stages know by other names."""
+        """This API's names for fields that have other names in the stages."""
         return {}
 
     def named(self, error: InvalidRequestError) -> InvalidRequestError:
@@ -217,8 +216,8 @@ class AnyGenerationFields(MediaFields):
         prompt_logprobs: int | None = None,
         structured_output: StructuredOutput | None = None,
     ) -> SamplingParams:
-        """Returns the sampling parameters of these fields and of the arguments, which each API reads from fields of its
-        own. Raises InvalidRequestError."""
+        """Returns the sampling parameters of these fields and of the arguments. Each API reads the arguments from its
+        own fields. Raises InvalidRequestError."""
         return SamplingParams(
             n=n,
             max_tokens=max_tokens,
@@ -279,7 +278,7 @@ class GenerationFields(AnyGenerationFields):
 
     @property
     def tells_usage_always(self) -> bool:
-        """Whether every event of a stream tells the usage so far."""
+        """Whether every event of a stream reports the usage so far."""
         return self.includes_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property

@@ -1,4 +1,4 @@
-"""The messages of a conversation, and how they become the pipeline's prompt and its media."""
+"""The messages of a conversation, and their conversion to the pipeline's prompt and media."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Protocol, Self
@@ -98,7 +98,7 @@ class HasContent(Protocol):
 
 def media_of_messages(messages: Sequence[HasContent], field: str = "messages") -> list[MediaSource]:
     """Returns every item of the messages, in the order of the prompt. `field`: the client's name for the messages.
-    Raises InvalidRequestError for an item in a message that is not the user's."""
+    Raises InvalidRequestError for an item outside the user's messages."""
     found: list[MediaSource] = []
     for index, message in enumerate(messages):
         sources = media_of(message.content or "", f"{field}[{index}].content")

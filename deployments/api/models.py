@@ -1,4 +1,4 @@
-"""`GET /v1/models`: the models that are served, and their adapters. `GET /health`: whether their stages are ready."""
+"""`GET /v1/models`: the served models and their adapters. `GET /health`: the state of their stages."""
 
 from typing import Literal
 
@@ -7,8 +7,8 @@ from pydantic import BaseModel
 
 class ModelCard(BaseModel):
     """A served model, or one of its LoRA adapters. `max_model_len`: tokens of prompt and answer together. `modalities`:
-    the kinds of media that the model takes. `root`: the name of what is loaded. `parent`: the model that the adapter is
-    for, null for a model."""
+    the kinds of media that the model takes. `root`: the name of the loaded model or adapter. `parent`: the adapter's
+    model, null for a model."""
 
     id: str
     object: Literal["model"] = "model"
@@ -30,9 +30,9 @@ class ModelList(BaseModel):
 
 
 class Health(BaseModel):
-    """`stages` maps each stage's name to "ready", "starting" or "unresponsive"; stages of a further model have its name
-    behind theirs, such as `generate-NAME`. `ready` is true if all stages are ready. `details`: what stages tell of
-    themselves, such as the kernels that a stage on the CPU computes with."""
+    """`stages` maps each stage's name to "ready", "starting", "absent" or "unresponsive". The stages of a further model
+    have its name at the end, such as `generate-NAME`. `ready`: all stages are ready. `details`: what stages report
+    about themselves, such as the kernels of a stage on the CPU."""
 
     ready: bool
     stages: dict[str, str]

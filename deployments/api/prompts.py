@@ -1,4 +1,4 @@
-"""Prompts that are no conversation: a text, which may have pictures in it, or token ids. Media may come beside
+"""Prompts other than conversations: a text, possibly with pictures in it, or token ids. Media may come beside
 either."""
 
 import re
@@ -18,7 +18,7 @@ _MAX_PROMPTS = 64
 
 def _form(value: object) -> str:
     """Chooses the form of a prompt by its first element, so that an error is about the form that the client meant.
-    These names must not be names of fields: see `deployments/endpoint/errors.py`."""
+    These names must differ from field names: see `deployments/endpoint/errors.py`."""
     if not isinstance(value, list):
         return "a text"
     first = value[0] if value else 0
@@ -38,7 +38,7 @@ Prompts = Annotated[
 """One prompt or several, each a text or token ids."""
 
 _PICTURE = re.compile(r'<img src="(data:image/(?:jpeg|png|webp|gif);base64,[A-Za-z0-9+/=_-]+)">')
-"""text-generation-webui's form of a picture in a prompt. There, the picture is always a JPEG."""
+"""text-generation-webui's form of a picture in a prompt. It always sends JPEGs."""
 
 
 class MediaItem(WireModel):
@@ -57,10 +57,7 @@ class PromptMedia(WireModel):
 
 def split_pictures(text: str) -> tuple[list[str | None], list[str]]:
     """Splits a text at each `<img src="data:image/...;base64,...">`. Returns the parts, with None in place of each
-    picture, and the pictures' URLs.
-
-    Takes time linear in the text's length.
-    """
+    picture, and the pictures' URLs. Takes time linear in the text's length."""
     pieces = _PICTURE.split(text)
     parts: list[str | None] = []
     for index, piece in enumerate(pieces):
@@ -74,11 +71,10 @@ def split_pictures(text: str) -> tuple[list[str | None], list[str]]:
 def prompt_and_media(
     prompt: str | list[int], beside: dict[Literal["image", "video"], MediaItems] | None, field: str
 ) -> tuple[Prompt, list[MediaSource]]:
-    """Returns the pipeline's prompt and its media. `field`: the client's name for the prompt. The media stand in the
-    text, or `beside` it.
+    """Returns the pipeline's prompt and its media, from the text or from `beside`. `field`: the client's name for the
+    prompt.
 
-    Raises InvalidRequestError if they stand in both.
-    """
+    Raises InvalidRequestError for media in both."""
     if isinstance(prompt, str):
         parts, urls = split_pictures(prompt)
         if urls and beside:

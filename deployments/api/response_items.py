@@ -12,7 +12,7 @@ from raylens.preprocess.schema import Message
 
 
 class InputText(Part):
-    """A part of text. `output_text` is a part of an earlier answer; what the server added to it is ignored."""
+    """A part of text. `output_text` is a part of an earlier answer; the server's additions to it are ignored."""
 
     type: Literal["input_text", "output_text"]
     text: str
@@ -95,7 +95,7 @@ InputItems = Sequence[InputMessage | CalledFunction | FunctionOutput | Reasoning
 
 
 def _kind(value: object) -> str | None:
-    """Returns the kind of an item. A message need not say that it is one."""
+    """Returns the kind of an item. A message may leave its type out."""
     kind = (value.get("type") or "message") if isinstance(value, dict) else None
     return kind if isinstance(kind, str) else None
 
@@ -110,8 +110,8 @@ Item = Annotated[
 
 
 def as_messages(items: InputItems) -> list[Message]:
-    """Returns the items as messages in the form that chat templates take. The assistant's text and the tool calls
-    beside it become one message."""
+    """Returns the items as messages for chat templates. The assistant's text and the tool calls beside it become one
+    message."""
     messages: list[Message] = []
     for item in items:
         if isinstance(item, InputMessage):

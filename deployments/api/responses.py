@@ -54,7 +54,7 @@ Included = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-"""Values of `include` for things that this server's answers never have. `message.output_text.logprobs` is not done."""
+"""Values of `include` that this server's answers never contain. `message.output_text.logprobs` is not implemented."""
 
 
 class ResponsesRequest(AnyGenerationFields, TemplateFields, ToolFields):
@@ -134,8 +134,8 @@ class ResponsesRequest(AnyGenerationFields, TemplateFields, ToolFields):
         return media_of_messages([silent if isinstance(i, ReasoningItem) else i for i in self.items], "input")
 
     def sampling_params(self, call_grammar: StructuredOutput | None = None) -> SamplingParams:
-        """Returns the sampling parameters. `call_grammar`: the grammar of a tool call that the answer has to make.
-        Raises InvalidRequestError."""
+        """Returns the sampling parameters. `call_grammar`: the grammar of a forced tool call. Raises
+        InvalidRequestError."""
         form = None if self.text is None or self.text.format is None else self.text.format.structured_output
         return self.make_sampling_params(
             max_tokens=self.max_output_tokens, structured_output=form if call_grammar is None else call_grammar
@@ -196,8 +196,7 @@ OutputItem = OutputMessage | OutputCall
 
 
 class ResponseObject(BaseModel):
-    """An answer, or the part of it that there is so far. `error` and `incomplete_details` say why it is not
-    complete."""
+    """An answer, possibly still incomplete. `error` and `incomplete_details` say why."""
 
     id: str
     object: Literal["response"] = "response"

@@ -1,4 +1,4 @@
-"""Functions that a model may call: how clients describe them, and the form of calls in messages."""
+"""Functions that a model may call: their definitions, and the form of calls in messages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
 def _json_object(text: str) -> str:
-    """Parses the arguments of a call. Some servers send an empty text for a call without arguments."""
+    """Checks the arguments of a call. Some servers send an empty text for a call without arguments."""
     text = text.strip() or "{}"
     try:
-        # Unlike Python's own, it refuses half surrogate pairs, which no prompt can hold.
+        # Unlike Python's `json`, it refuses lone surrogates, which no prompt can hold.
         value = from_json(text.encode(), allow_inf_nan=False)
     except ValueError:
         value = None
@@ -30,7 +30,7 @@ def _json_object(text: str) -> str:
 
 
 def _flat_enough(value: dict[str, Any]) -> dict[str, Any]:
-    """Refuses deeply nested values, which would exceed the recursion limit of code that writes or reads them."""
+    """Refuses deeply nested values, which would exceed the recursion limit of code that reads or writes them."""
     level: list[Any] = [value]
     for _ in range(_MAX_DEPTH):
         level = [
@@ -58,7 +58,7 @@ class Tool(WireModel):
     cache_control: Accepted = None
 
     def template_form(self) -> dict[str, Any]:
-        """As chat templates take it."""
+        """The form for chat templates."""
         return {"type": self.type, "function": self.function.model_dump(exclude_none=True)}
 
 
@@ -90,15 +90,15 @@ class ToolCall(WireModel):
     function: FunctionCall
 
     def template_form(self) -> dict[str, Any]:
-        """As chat templates take it: they write the arguments as JSON themselves."""
+        """The form for chat templates, which write the arguments as JSON themselves."""
         function = {"name": self.function.name, "arguments": from_json(self.function.arguments)}
         return {"id": self.id, "type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """`tools`: those that the model is told of. `forced`: the answer has to call one of these; empty if the answer may
-    be text. `is_single`: the answer makes one call at most."""
+    """`tools`: the tools that the model sees. `forced`: the answer must call one of these; empty: the answer may be
+    text. `is_single`: the answer makes at most one call."""
 
     tools: list[Tool]
     forced: list[Tool]
@@ -106,8 +106,8 @@ class OfferedTools:
 
     @classmethod
     def of(cls, tools: Sequence[Tool], choice: str | None, name: str | None, *, is_single: bool) -> "OfferedTools":
-        """Returns the tools that `choice` (none, auto or required) and `name` (of the tool that the answer has to call)
-        select. Raises ValueError."""
+        """Returns the tools selected by `choice` (none, auto or required) and `name` (of the tool that the answer must
+        call). Raises ValueError."""
         names = [tool.function.name for tool in tools]
         if len(set(names)) < len(names):
             raise ValueError("tools: two functions have the same name")
@@ -121,14 +121,14 @@ class OfferedTools:
 
 
 class ToolFields(WireModel):
-    """The tools of a request, and whether the answer has to call one. `offered` has them in the form of chat
+    """The tools of a request, and whether the answer must call one. `offered`: the tools in the form of chat
     completions."""
 
     parallel_tool_calls: bool | None = None
     _offered: OfferedTools = PrivateAttr()
 
     def offer(self) -> OfferedTools:
-        """Returns the tools, read from the fields in which this API has them. Raises ValueError."""
+        """Reads the tools from this API's own fields. Raises ValueError."""
         raise NotImplementedError
 
     @model_validator(mode="after")

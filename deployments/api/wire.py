@@ -18,7 +18,7 @@ _MAX_FIELDS = 200
 _MAX_NAME_CHARS = 64
 
 Accepted = Annotated[Any, Field(description="accepted and unread: it cannot change the answer")]
-"""A field that other servers know and that has no meaning for this one."""
+"""A field that has a meaning on other servers only."""
 
 
 def _asks_for_nothing(value: object) -> object:
@@ -28,12 +28,11 @@ def _asks_for_nothing(value: object) -> object:
 
 
 NotDone = Annotated[Any, AfterValidator(_asks_for_nothing), Field(description="refused, unless it asks for nothing")]
-"""A field that would change another server's answer, and that this server does not implement."""
+"""A field that changes the answers of other servers and is not implemented here."""
 
 
 class WireModel(BaseModel):
-    """An object that a client sends. null stands for an absent optional field. Unknown fields are kept for
-    `RequestBody`, which takes them out."""
+    """An object from a client. null stands for an absent optional field. `RequestBody` removes the unknown fields."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -42,7 +41,7 @@ class WireModel(BaseModel):
     def _has_few_fields(cls, data: object) -> object:
         if not isinstance(data, dict):
             return data
-        # Each unknown one has to be named.
+        # The server names each unknown field.
         if len(data) > _MAX_FIELDS:
             raise ValueError(f"{len(data)} fields, the limit is {_MAX_FIELDS}")
         if None not in data.values():
@@ -61,7 +60,7 @@ class RequestBody(WireModel):
     def _takes_unknown_out(self) -> "RequestBody":
         found: list[_Place] = []
         _take_unknown(self, None, found)
-        # Of a field that many elements of a list have, the first stands for all.
+        # Of a field in many elements of a list, the server names the first.
         firsts: dict[str, _Place] = {}
         for place in found:
             firsts.setdefault(_spelt(place, numbers=False), place)
@@ -70,17 +69,17 @@ class RequestBody(WireModel):
 
     @property
     def unknown_fields(self) -> list[str]:
-        """Returns the names of the fields that were ignored, such as `messages[0].content[1].colour`."""
+        """The names of the ignored fields, such as `messages[0].content[1].colour`."""
         return self._unknown_fields
 
 
 _Place: TypeAlias = "tuple[_Place | None, str | int]"
-"""The place of a value in a body: the place of the object or list around it, and its name or number there."""
+"""The place of a value in a body: its parent's place, and its name or index in the parent."""
 
 
 def _take_unknown(value: object, place: "_Place | None", found: list[_Place]) -> None:
-    """Takes the unknown fields out of `model` and notes their places. A body may have tens of thousands of objects
-    while all other requests wait, so a place becomes text only later."""
+    """Removes the unknown fields of `value` and appends their places to `found`. A body may have tens of thousands of
+    objects while all other requests wait, so places become text later."""
     if isinstance(value, WireModel):
         if value.__pydantic_extra__:
             found += [(place, name[:_MAX_NAME_CHARS]) for name in value.__pydantic_extra__]
@@ -104,7 +103,7 @@ def _spelt(place: _Place, *, numbers: bool = True) -> str:
 
 @cache
 def _not_nullable(model: type[WireModel]) -> frozenset[str]:
-    """Returns the optional fields that cannot be null, by their names on the wire."""
+    """Returns the wire names of the optional fields that cannot be null."""
     fields = model.model_fields.items()
     optional = [(name, field) for name, field in fields if not field.is_required()]
     return frozenset(
@@ -116,7 +115,7 @@ def _not_nullable(model: type[WireModel]) -> frozenset[str]:
 
 @cache
 def _fields_with_objects(model: type[WireModel]) -> tuple[tuple[str, str], ...]:
-    """Returns the fields that may hold objects of the wire, each with its name on the wire."""
+    """Returns the fields that may hold wire objects, each with its name on the wire."""
     fields = model.model_fields.items()
     return tuple((name, field.alias or name) for name, field in fields if _holds_objects(field.annotation))
 
@@ -128,7 +127,7 @@ def _holds_objects(annotation: object) -> bool:
 
 
 def at_most(limit: int) -> BeforeValidator:
-    """Limits the entries of a dict before pydantic checks them: pydantic itself would check every entry first."""
+    """Limits the entries of a dict. pydantic itself would validate every entry before it checks the limit."""
 
     def check(data: object) -> object:
         if isinstance(data, dict) and len(data) > limit:
@@ -146,12 +145,12 @@ Url = Annotated[str, StringConstraints(strip_whitespace=True)]
 OptionName = Annotated[str, Field(max_length=64)]
 
 Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], at_most(16)]
-"""A client's own notes. They come back wherever OpenAI's API returns them."""
+"""A client's own notes. They come back where OpenAI's API returns them."""
 
 
 _T = TypeVar("_T")
 OrAbsent = Annotated[_T | None, Field(exclude_if=lambda value: value is None)]
-"""A field of an answer that is absent if it is not set. All other unset fields of answers are null, as OpenAI's are."""
+"""A field of an answer that is absent if unset. All other unset fields of answers are null, as OpenAI's are."""
 
 
 class PromptTokensDetails(BaseModel):

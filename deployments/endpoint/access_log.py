@@ -1,4 +1,4 @@
-"""One line in the log for each request that has ended, and one count in the metrics for each that has failed."""
+"""Logs one line for each finished request, and counts each failed one in the metrics."""
 
 import logging
 import time
@@ -14,20 +14,20 @@ from raylens.deployments.server_log import FIELDS
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 _QUIET_PATHS = frozenset({"/health", "/ping", "/metrics", "/dashboard/data"})
-"""Programs ask for these every few seconds. The log names them only if they fail, and not while the stages start."""
+"""Programs poll these every few seconds. The log shows only their failures, and none while the stages start."""
 _MAX_NAMES = 20
 
 
 class AccessLog:
-    """The log of requests of one endpoint. It calls `count_error(stage, code)` for each request that has failed."""
+    """The request log of one endpoint. It calls `count_error(stage, code)` for each failed request outside the polled
+    paths."""
 
     def __init__(self, count_error: Callable[[str, str], None]) -> None:
         self._count_error = count_error
 
     @contextmanager
     def entry(self, scope: Scope) -> Iterator["Entry"]:
-        """Writes the line of one request when the block ends. The reason of a failure is in
-        `scope["state"]["error"]`."""
+        """Logs one request when the block ends. `scope["state"]["error"]` holds the cause of a failure."""
         entry = Entry(scope)
         try:
             yield entry
@@ -39,13 +39,13 @@ class AccessLog:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Returns the first of many names, for a line or a header."""
+    """Joins the names, and abbreviates a long list, for a log line or a header."""
     told = ", ".join(names[:_MAX_NAMES])
     return told if len(names) <= _MAX_NAMES else f"{told}, and {len(names) - _MAX_NAMES} more"
 
 
 def is_quiet(scope: Scope) -> bool:
-    """Returns whether a program asks what programs ask every few seconds."""
+    """Returns whether programs poll this path."""
     return scope["path"] in _QUIET_PATHS
 
 
@@ -63,16 +63,16 @@ class Entry:
 
     @property
     def has_begun_well(self) -> bool:
-        """Whether an answer has begun that was no error. One that is to come would end it in the middle."""
+        """Whether a successful answer has begun. A later error breaks it off."""
         return self._first_byte is not None and self._status is not None and self._status < 400
 
     def status(self, error: Exception | None) -> int:
-        """Returns the answer's status. `error`: what ended the request. 499: the client left before there was an
-        answer."""
+        """Returns the answer's status: 500 if `error` ended the request before an answer, 499 if the client left before
+        one."""
         return self._status or (500 if error is not None else 499)
 
     def noting(self, send: Send) -> Send:
-        """Returns a `send` that notes the status, the first byte's time and the number of bytes on the way."""
+        """Wraps `send` to record the status, the time of the first byte and the number of bytes."""
 
         async def noted(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -1,4 +1,4 @@
-"""One request's usage and stage times, and their way into the metrics."""
+"""The usage, stage times and metrics of one request."""
 
 import time
 from collections.abc import Sequence
@@ -16,15 +16,14 @@ from raylens.deployments.wire.stage_messages import GeneratedText
 from raylens.preprocess.schema import StageTime
 
 _MOST_GAPS = 32
-"""Gaps between tokens that wait to be observed together. A killed ingress loses its own."""
+"""Gaps between tokens are observed in batches of this size. A killed ingress loses its current batch."""
 
 
 class RequestAccount:
-    """Watches one request of a client: the pieces of its answers as they pass, and how it ends.
+    """Tracks one client request: the pieces of its answers as they are sent, and its end.
 
-    `model`: the name of the model or adapter that answers. `requests`: the requests that the pipeline gets for it, one
-    for each prompt, with `num_answers` answers each. Answer i belongs to prompt i // num_answers.
-    """
+    `model`: the name of the answering model or adapter. `requests`: the pipeline's requests, one for each prompt, with
+    `num_answers` answers each. Answer i belongs to prompt i // num_answers."""
 
     def __init__(self, metrics: IngressMetrics, request_id: str, api_key: str | None, goals: MetricsConfig) -> None:
         """`api_key`: the name of the client's key, if it has one."""
@@ -34,7 +33,7 @@ class RequestAccount:
         self.requests: Sequence[PipelineRequest] = ()
         self.num_answers = 1
         self.times: list[StageTime] = []
-        """Stage times of the request as a whole, beside those of its prompts."""
+        """Stage times of the request as a whole, without its prompts' times."""
         self._metrics = metrics
         self._api_key = None if api_key is None else metrics.api_keys.label(api_key)
         self._goals = goals
@@ -44,14 +43,14 @@ class RequestAccount:
         # The last piece of each answer, by index, and when it came.
         self._last_pieces: dict[int, tuple[GeneratedText, float]] = {}
         self._num_counted: dict[int, int] = {}
-        """By answer, the tokens that the metrics have counted. An answer that is made again does not count twice."""
+        """Tokens in the metrics, by answer. A retried answer does not count twice."""
         self._gaps: list[float] = []
         self._has_ended = False
         if self._api_key is not None:
             metrics.api_keys.requests.inc(api_key=self._api_key)
 
     def add(self, piece: GeneratedText) -> None:
-        """Counts a piece that is about to be sent. Raises StageFailedError if the piece says that the engine failed."""
+        """Counts a piece that is about to be sent. Raises StageFailedError if the piece reports an engine failure."""
         now = time.perf_counter()
         if self._first_token is None:
             self._first_token = now
@@ -94,21 +93,21 @@ class RequestAccount:
         return "+".join(sorted(kinds)) or "text"
 
     def _kind(self) -> dict[str, str]:
-        """Returns the tags of what depends most on the request's media. Call it once the caches have been asked."""
+        """Returns the labels of metrics that depend on the request's media. Call it after the cache lookups."""
         num_items = sum(len(request.media) for request in self.requests)
         num_cached = sum(request.trace.num_embedding_cache_hits for request in self.requests)
         cached = "yes" if 0 < num_items == num_cached else "no"
         return {"model": self.model, "modality": self._modality, "cached": cached}
 
     def observe_gaps(self) -> None:
-        """Observes the gaps between tokens so far. Call it when no more come, however the answers end."""
+        """Observes the batched gaps between tokens. Call it when the answers end or fail."""
         gaps, self._gaps = self._gaps, []
         if gaps:
             series = self._metrics.times.inter_token_latency.of(model=self.model, modality=self._modality)
             series.observe_all(gaps)
 
     def begin_again(self) -> None:
-        """Forgets the pieces so far, because the answers begin again."""
+        """Forgets the pieces so far, before a retry."""
         self._last_pieces.clear()
         for request in self.requests:
             request.trace.clear()
@@ -126,7 +125,7 @@ class RequestAccount:
 
     @property
     def time_to_first_token(self) -> float:
-        """Returns seconds since the request came."""
+        """Seconds from the request's arrival to its first token."""
         return (self._first_token or self._last_token) - self._arrival
 
     def timings(self) -> StageTimings:
@@ -139,7 +138,7 @@ class RequestAccount:
         )
 
     def abort(self) -> None:
-        """Records a request whose client left. `deployments/endpoint/access_log.py` records one that failed."""
+        """Records that the client left. `deployments/endpoint/access_log.py` records failures."""
         if not self._has_ended:
             self._has_ended = True
             self._metrics.request_success.inc(model=self.model, finished_reason="abort")
@@ -158,7 +157,7 @@ class RequestAccount:
         metrics.times.decode_time.observe(self._last_token - first_token, model=model)
         metrics.times.queue_time.observe(seconds.get("llm_queue", 0.0), model=model)
         metrics.times.prefill_time.observe(seconds.get("prefill", 0.0), model=model)
-        num_gaps = usage.completion_tokens / len(self._last_pieces) - 1  # of an answer, on average
+        num_gaps = usage.completion_tokens / len(self._last_pieces) - 1  # per answer, on average
         per_token = (self._last_token - first_token) / num_gaps if num_gaps > 0 else None
         if per_token is not None:
             metrics.times.time_per_output_token.observe(per_token, model=model)
@@ -171,27 +170,27 @@ class RequestAccount:
 
     @property
     def has_begun(self) -> bool:
-        """Whether there is a piece of an answer."""
+        """Whether any piece has come."""
         return bool(self._last_pieces)
 
     @property
     def finish_reasons(self) -> list[str]:
-        """Returns those of the answers that have ended."""
+        """The finish reasons of the finished answers."""
         reasons = [self.finish_reason(index) for index in sorted(self._last_pieces)]
         return [reason for reason in reasons if reason is not None]
 
     def _stage_seconds(self) -> dict[str, float]:
-        """Returns the seconds of each stage. Prompts run side by side, so a stage counts with its slowest prompt."""
+        """Returns the seconds of each stage. Prompts run in parallel, so the slowest prompt counts."""
         return seconds_by_stage(chain(self.times, *(request.trace.times for request in self.requests)))
 
 
 def usage_so_far(piece: GeneratedText, num_output_tokens: int) -> Usage:
-    """Returns the usage so far of the answer that `piece` is a part of."""
+    """Returns the current usage of the answer that `piece` belongs to."""
     return _usage([piece], num_output_tokens)
 
 
 def _usage(prompts: Sequence[GeneratedText], num_output_tokens: int) -> Usage:
-    """`prompts`: a piece of an answer to each."""
+    """`prompts`: a piece of an answer to each prompt."""
     num_prompt_tokens = sum(piece.num_prompt_tokens for piece in prompts)
     return Usage(
         prompt_tokens=num_prompt_tokens,

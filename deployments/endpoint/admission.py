@@ -1,10 +1,10 @@
-"""Admission: which requests start, which wait and which are refused, before anything of them is decoded.
+"""Admission starts, queues or refuses requests before any part of them is decoded.
 
-Two budgets bound the cost of all requests in work (requests, bytes of body and media, pixels, tokens): one of each API
-key, and one of all keys. Each of several ingresses admits an equal share of both. A request that finds no room waits.
-Waiting requests start in the order of their priority, then of how little work their key has, then of arrival. Admission
-refuses a request when too many wait, or when it has waited too long. A request never waits for bytes, because its bytes
-are in memory already: it is refused at once."""
+Two budgets bound the cost of all running requests (requests, bytes of body and media, pixels, tokens): one for each API
+key, and one for all keys. Each of several ingresses admits an equal share of both. A request without room waits.
+Waiting requests start by priority, then by the number of their key's running requests, then by arrival. Admission
+refuses a request when the queue is full, or when the request has waited too long. A request never waits for bytes: they
+are already in memory, so it is refused at once."""
 
 import asyncio
 import itertools
@@ -20,12 +20,12 @@ from raylens.preprocess.schema import InvalidRequestError
 
 _MAX_RETRY_SECONDS = 60.0
 _NEWEST_SHARE = 0.1
-"""The weight of the newest request in the running mean of the time that a request takes."""
+"""The weight of the newest request in the running mean of request durations."""
 
 
 class OverloadedError(RuntimeError):
-    """There is no room for a request now. `reason`: the budget or queue that is full. `retry_after_s`: when there may
-    be room."""
+    """There is no room for a request now. `reason`: the full budget or queue. `retry_after_s`: the estimated wait for
+    room."""
 
     def __init__(self, message: str, *, reason: str, retry_after_s: float) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class OverloadedError(RuntimeError):
 
 
 class _Quota:
-    """A budget. `limit`: all of it; `share`: this ingress' part; `used`: what the requests of this ingress take."""
+    """A budget. `limit`: all of it. `share`: this ingress' part. `used`: the cost of this ingress' requests."""
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
@@ -42,8 +42,10 @@ class _Quota:
         self.num_tickets = 0
 
     def lacking(self, cost: RequestCost, held: RequestCost) -> str | None:
-        """Returns the first resource that has no room for `cost`, None if all have. A request that holds all that is
-        used of a resource, `held`, may exceed the share: else a request larger than the share would never start."""
+        """Returns the first resource without room for `cost`, or None.
+
+        A request may exceed the share of a resource that no other request uses (`held` is all of `used`). Otherwise a
+        request larger than the share could never start."""
         for name in RESOURCES:
             more, used = getattr(cost, name), getattr(self.used, name)
             if more and used + more > getattr(self.share, name) and used > getattr(held, name):
@@ -65,11 +67,10 @@ class _Waiter:
 
 
 class Ticket:
-    """One request's place. All that it has taken is given back when its `Admission.ticket` block ends.
+    """One request's place. The end of its `Admission.ticket` block returns everything that it has taken.
 
-    `quotas`: the budgets that it takes from. That of its key comes first, if it has a key, and that of all requests
-    last.
-    """
+    `quotas`: its budgets. The key's budget comes first, if the caller has a key; the budget of all requests comes
+    last."""
 
     def __init__(self, admission: "Admission", caller: Caller, quotas: list[_Quota]) -> None:
         self.caller = caller
@@ -78,8 +79,8 @@ class Ticket:
         self.quotas = quotas
 
     def take(self, cost: RequestCost) -> None:
-        """Takes more at once. Raises OverloadedError if there is no room now, InvalidRequestError if there can never be
-        room for this together with what the ticket already holds."""
+        """Takes more at once. Raises OverloadedError if there is no room now, InvalidRequestError if the ticket's total
+        exceeds a whole budget."""
         self._admission.check_size(self, cost)
         for quota in self.quotas:
             if lacking := quota.lacking(cost, self.held):
@@ -87,13 +88,13 @@ class Ticket:
         self.add(cost)
 
     async def enter(self, cost: RequestCost, priority: int) -> None:
-        """Waits for room. Raises OverloadedError if room does not come soon enough, InvalidRequestError if it can never
-        come."""
+        """Waits for room. Raises OverloadedError if the queue is full or the wait too long, InvalidRequestError if the
+        ticket's total exceeds a whole budget."""
         self._admission.check_size(self, cost)
         await self._admission.wait(self, cost, priority)
 
     def add(self, cost: RequestCost) -> None:
-        """Counts what there is room for."""
+        """Takes the cost without checking for room."""
         self.held += cost
         for quota in self.quotas:
             quota.used += cost
@@ -104,8 +105,8 @@ class Ticket:
 
 
 class Admission:
-    """The admission of one endpoint, on one event loop. It calls `on_refusal(reason)` for each request that it refuses
-    for want of room."""
+    """The admission of one endpoint, on one event loop. It calls `on_refusal(reason)` for each request refused for lack
+    of room."""
 
     def __init__(self, config: AdmissionConfig, on_refusal: Callable[[str], None]) -> None:
         self._config = config
@@ -119,7 +120,7 @@ class Admission:
         self._set_limit(self._all, _cost_of(config.total))
 
     def divide(self, num_ingresses: int) -> None:
-        """Admits no more than this ingress' share of each budget from now on."""
+        """Limits this ingress to its share of each budget from now on."""
         if num_ingresses == self._num_ingresses:
             return
         self._num_ingresses = num_ingresses
@@ -150,16 +151,16 @@ class Admission:
 
     @property
     def used(self) -> RequestCost:
-        """Returns what the requests of this ingress take of the budget of all requests."""
+        """The cost of this ingress' requests."""
         return self._all.used
 
     @property
     def limit(self) -> RequestCost:
-        """Returns the budget of all requests at all ingresses."""
+        """The budget of all requests at all ingresses."""
         return self._all.limit
 
     def check_size(self, ticket: Ticket, cost: RequestCost) -> None:
-        """Raises InvalidRequestError if a budget is too small for the request, however long it waits."""
+        """Raises InvalidRequestError if the ticket's total exceeds a whole budget, so that waiting would not help."""
         total = ticket.held + cost
         for quota in ticket.quotas:
             if lacking := total.exceeded_resource(quota.limit):
@@ -191,7 +192,7 @@ class Admission:
         finally:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
-                self._let_in()  # the request that left may have kept others from entering
+                self._let_in()  # this request may have blocked others
 
     def _check_queue(self, waiter: _Waiter) -> None:
         before = [other for other in self._waiting if other.number < waiter.number]
@@ -204,8 +205,8 @@ class Admission:
                 raise self.refusal("queue_of_key", f"{number} requests of this API key wait already")
 
     def _let_in(self) -> None:
-        """Lets in all requests for which there is room, in order. A request that its own key's budget has no room for
-        lets others pass."""
+        """Admits, in order, all waiting requests that have room. A request blocked by its own key's budget lets others
+        pass."""
         while (waiter := self._next()) is not None:
             self._waiting.remove(waiter)
             waiter.ticket.add(waiter.cost)
@@ -224,7 +225,7 @@ class Admission:
             if full is self._all:
                 break  # smaller requests would starve it
             refused.add((own, cost))
-            if cost.exceeded_resource(own.share):  # it starts alone: smaller requests of its key would starve it
+            if cost.exceeded_resource(own.share):  # it needs an idle key: smaller requests would starve it
                 alone.add(own)
         return None
 
@@ -233,7 +234,7 @@ class Admission:
         if caller.name is None:
             return []
         quota = self._by_key.setdefault(caller.name, _Quota("this API key"))
-        # The file of keys may have changed while the key has requests in work.
+        # The key's limit may have changed while its requests run.
         limit = _cost_of(self._config.per_key)
         self._set_limit(quota, limit if caller.max_requests is None else replace(limit, requests=caller.max_requests))
         return [quota]

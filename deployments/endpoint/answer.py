@@ -13,22 +13,21 @@ Pieces = AsyncIterator[Sequence[GeneratedText]]
 
 
 class Answer(Protocol):
-    """Gives the pieces of one request's answers the form that its client asked for. The pieces have been accounted
-    for."""
+    """Formats the pieces of one request's answers for the client's API. The account has already counted the pieces."""
 
     async def complete(self, pieces: Pieces) -> BaseModel:
         """Returns the whole answer at once."""
 
     def events(self, pieces: Pieces) -> AsyncIterator[str]:
-        """Yields the answer as server-sent events, all but the last event. Events that are ready together are one text:
-        to send a text takes as long as to make it."""
+        """Yields the answer as server-sent events, except the last event. Events that are ready together come as one
+        text: sending a text costs as much as formatting it."""
 
     def error_event(self, error: ErrorResponse) -> str:
-        """Returns the event of a stream that cannot go on."""
+        """Returns the event for an error in mid-stream."""
 
     @property
     def last_event(self) -> str:
-        """Returns the event that ends a stream, whether it failed or not."""
+        """The final event of every stream, failed or not."""
 
 
 class Chunks:

@@ -1,4 +1,4 @@
-"""API keys: the clients that may use the endpoint. The server keeps only hashes, and reads a changed file again."""
+"""The API keys of the endpoint's clients. The server keeps only hashes, and reloads a changed file."""
 
 import hashlib
 import logging
@@ -23,14 +23,13 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C reads a 
 
 
 class ApiKeysError(ValueError):
-    """The file of keys, or the variable with keys, cannot be used. The message says why and never holds a key."""
+    """The key file or the variable with keys is unusable. The message says why and never contains a key."""
 
 
 class ApiKey(BaseModel):
-    """An entry of the file. `sha256`: the hash of the key, in hexadecimal digits. A key has 256 random bits, so a slow
-    hash is not needed. `max_requests`: the most at once; null: the number in `admission.per_key`. `priority` is added
-    to the priority of its requests. `admin`: whether it may read what the server tells its operator, such as the use of
-    every key."""
+    """An entry of the key file. `sha256`: the key's hash in hexadecimal. Keys have 256 random bits, so a fast hash is
+    safe. `max_requests`: the limit on concurrent requests; null: the limit in `admission.per_key`. `priority`: added to
+    the priority of the key's requests. `admin`: the key may read operator data, such as the usage of every key."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -43,9 +42,8 @@ class ApiKey(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The sender of a request. Requests of callers with different `cache_salt` share no cache entries, so that neither
-    can find out what the other sent. `name` is None if anybody may call. `is_admin`: whether it may read what the
-    server tells its operator."""
+    """The sender of a request. Callers with different `cache_salt` share no cache entries, so neither can find out the
+    other's inputs. `name`: None if anybody may call. `is_admin`: the caller may read operator data."""
 
     name: str | None
     cache_salt: str
@@ -55,7 +53,6 @@ class Caller:
 
 
 def new_key() -> str:
-    """Returns a new random key."""
     return _PREFIX + secrets.token_urlsafe(_KEY_BYTES)
 
 
@@ -72,7 +69,7 @@ def read_keys(file: Path) -> dict[str, ApiKey]:
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False))
         raise ApiKeysError(f"{file}: {problems}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # also other bytes than text, or no date
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # also undecodable bytes and invalid dates
         raise ApiKeysError(f"{file}: not YAML") from error
     if len({entry.name for entry in entries}) < len(entries) or len({entry.sha256 for entry in entries}) < len(entries):
         raise ApiKeysError(f"{file}: two entries have the same name or the same key")
@@ -80,10 +77,9 @@ def read_keys(file: Path) -> dict[str, ApiKey]:
 
 
 def add_key(file: Path, name: str, *, is_admin: bool = False) -> str:
-    """Makes a key, adds its entry to the file and returns the key. Only its owner may read the file afterwards.
+    """Creates a key, adds its entry to the file and returns the key. Afterwards only the file's owner may read it.
 
-    Raises ApiKeysError, with nothing changed, if the name exists already or is not allowed.
-    """
+    Raises ApiKeysError, and changes nothing, if the name is taken or not allowed."""
     old = read_keys(file) if file.exists() else {}
     if any(entry.name == name for entry in old.values()):
         raise ApiKeysError(f"{file}: there is a key of {name!r} already")
@@ -97,18 +93,18 @@ def add_key(file: Path, name: str, *, is_admin: bool = False) -> str:
     try:
         new.write_text(yaml.safe_dump(entries, sort_keys=False))
         new.chmod(0o600)
-        new.replace(file)  # at once, for a server may read it now
+        new.replace(file)  # atomic: a server may be reading it
     except OSError as error:
         raise ApiKeysError(f"{file}: {error.strerror}") from error
     return key
 
 
 class ApiKeys:
-    """The keys of a file and of the environment. If neither has any, anybody may call."""
+    """The keys of a file and of the environment. With neither, anybody may call."""
 
     def __init__(self, file: str | None, environment: Mapping[str, str] = os.environ) -> None:
-        """The variable RAYLENS_API_KEYS holds the keys themselves, separated by commas. They are the operator's own, so
-        all are admins. Raises ApiKeysError."""
+        """The variable RAYLENS_API_KEYS holds the plain keys, separated by commas. They are the operator's own, so all
+        are admins. Raises ApiKeysError."""
         self._file = None if file is None else Path(file)
         given = [key.strip() for key in environment.get(ENVIRONMENT_VARIABLE, "").split(",") if key.strip()]
         self._given = {
@@ -127,8 +123,8 @@ class ApiKeys:
         return [key.name for key in self._keys.values()]
 
     def find(self, key: str | None) -> Caller | None:
-        """Returns the caller that has this key, or None. A wrong key takes as long as a right one, because the lookup
-        is by the key's hash."""
+        """Returns the caller with this key, or None. The lookup by hash takes the same time for right and wrong
+        keys."""
         if self.is_open:
             return Caller(None, hash_key(key or ""), is_admin=True)
         self._read_again()
@@ -138,8 +134,8 @@ class ApiKeys:
         return Caller(found.name, found.sha256, found.max_requests, found.priority, found.admin)
 
     def _read_again(self) -> None:
-        """Takes over a changed file once two looks find it alike, so that a half-written file locks nobody out. A file
-        that cannot be read changes nothing."""
+        """Reloads a changed file once two looks in a row agree, so that a half-written file locks nobody out. An
+        unreadable file changes nothing."""
         now = time.monotonic()
         if self._file is None or now < self._next_look:
             return

@@ -19,12 +19,11 @@ from raylens.preprocess.schema import InvalidRequestError
 
 @dataclass(frozen=True, slots=True)
 class ApiCall:
-    """What `deployments/endpoint/gate.py` knows of a request.
+    """The gate's knowledge of a request, see `deployments/endpoint/gate.py`.
 
-    `arrived_at`: when it came, in seconds of the event loop's clock. `timeout_s`: the seconds that its header gives it.
-    `texts`: the long texts of its body. `fail` takes the reason why an answer that has begun does not go on; the log
-    names it. `ignore` takes the names of fields that no route reads; the answer's header and the log name them.
-    """
+    `arrived_at`: in seconds of the event loop's clock. `timeout_s`: the time limit from the header. `texts`: the long
+    texts of the body. `fail`: records the error that breaks off an answer, for the log. `ignore`: records the body's
+    unknown fields, for the answer's header and the log."""
 
     request_id: str
     ticket: Ticket
@@ -44,12 +43,11 @@ class ApiCall:
         return self.caller.cache_salt
 
     def deadline(self, timeout_s: float | None) -> Deadline:
-        """Returns until when the request may take. `timeout_s`: the seconds that its body gives it, if it does."""
+        """Returns the request's deadline. `timeout_s`: the time limit from the body, which overrides the header."""
         return Deadline(self.arrived_at, self.timeout_s if timeout_s is None else timeout_s)
 
     def check_fields(self, body: RequestBody) -> None:
-        """Reports the fields of `body` that the server does not know. Raises InvalidRequestError if the client asked
-        for that."""
+        """Reports the unknown fields of `body`. Raises InvalidRequestError if the client asked for strict fields."""
         if not body.unknown_fields:
             return
         if body.strict_fields:
@@ -75,4 +73,4 @@ async def _call_of(request: Request) -> ApiCall:
 
 
 HttpCall = Annotated[ApiCall, Depends(_call_of)]
-"""The type of the argument by which a route gets its ApiCall."""
+"""The argument type that gives a route its ApiCall."""

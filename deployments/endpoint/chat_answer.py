@@ -142,7 +142,7 @@ class ChatAnswer(Chunks):
 
 
 def token_text(content: bytes) -> str:
-    """Returns a token's bytes as text. Bytes that are no whole character become replacement characters."""
+    """Returns a token's bytes as text. Incomplete characters become replacement characters."""
     return content.decode(errors="replace")
 
 

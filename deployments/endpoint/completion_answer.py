@@ -1,4 +1,4 @@
-"""Turns the pieces of a completion's answers, one or more to each prompt, into one body or into chunks."""
+"""Turns the pieces of a completion's answers into one body or into chunks."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from raylens.deployments.wire.stage_messages import GeneratedText, ScoredToken
 
 @dataclass(slots=True)
 class _Choice:
-    """One answer so far, and how many characters of it are the echoed prompt."""
+    """The state of one answer. `echo_length`: the characters of the echoed prompt."""
 
     echo_length: int = 0
     has_begun: bool = False
 
 
 class CompletionAnswer(Chunks):
-    """See `Answer`. `echoes`: the text of each prompt, if the client wants it before the answers."""
+    """See `Answer`. `echoes`: the text of each prompt, or None without `echo`."""
 
     def __init__(self, body: CompletionRequest, account: RequestAccount, echoes: Sequence[str] | None) -> None:
         self._body = body
@@ -28,7 +28,8 @@ class CompletionAnswer(Chunks):
         self._echoes = echoes
         self._choices = [_Choice() for _ in range(account.num_answers * len(account.requests))]
         self._scored_prompts: dict[int, list[ScoredToken]] = {}
-        """Of each echoed prompt. They come with the first piece of its first answer, before its other answers."""
+        """The tokens of each echoed prompt. They come with the first piece of the prompt's first answer, before its
+        other answers."""
 
     async def complete(self, pieces: Pieces) -> Completion:
         parts: dict[int, list[CompletionChoice]] = {}
@@ -58,7 +59,7 @@ class CompletionAnswer(Chunks):
         return sent_event(event)
 
     def _part(self, piece: GeneratedText) -> CompletionChoice:
-        """Returns what the piece adds to its choice. The first part begins with the echo."""
+        """Returns the piece as a part of its choice. The first part begins with the echo."""
         choice = self._choices[piece.index]
         number = piece.index // self._account.num_answers
         echo = "" if self._echoes is None or choice.has_begun else self._echoes[number]
@@ -81,8 +82,7 @@ class CompletionAnswer(Chunks):
 
 
 def _logprobs(tokens: Sequence[ScoredToken], offsets: Sequence[int]) -> CompletionLogprobs:
-    """Returns the log-probabilities on the wire. `offsets`: where in the answer's text each token begins, in
-    characters."""
+    """Returns the wire form. `offsets`: the position of each token in the answer's text, in characters."""
     found = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=list(offsets))
     for token in tokens:
         text = token_text(token.content)
@@ -98,8 +98,8 @@ def _logprobs(tokens: Sequence[ScoredToken], offsets: Sequence[int]) -> Completi
 
 
 def _offsets_in(echo: str, tokens: Sequence[ScoredToken]) -> list[int]:
-    """Returns where each token begins in the prompt's text as the client wrote it. Tokens that are not in that text
-    take no room there: special tokens, and all but one of each item's tokens."""
+    """Returns the position of each token in the client's prompt text. Tokens that are not in that text have no width:
+    special tokens, and all but one of each item's tokens."""
     position, offsets, starts = 0, list[int](), CharacterStarts()
     for token in tokens:
         before = position - starts.num_chars
@@ -107,7 +107,7 @@ def _offsets_in(echo: str, tokens: Sequence[ScoredToken]) -> list[int]:
         offsets.append(before + start)
         if echo.startswith(text, position):
             position += len(text)
-        elif echo.startswith(text.lstrip(), position):  # tokenizers that put a space before a text
+        elif echo.startswith(text.lstrip(), position):  # some tokenizers prepend a space
             position += len(text.lstrip())
     return offsets
 
@@ -120,7 +120,7 @@ def _append(found: CompletionLogprobs, more: CompletionLogprobs) -> None:
 
 
 def _joined(parts: Sequence[CompletionChoice]) -> CompletionChoice:
-    """Returns the parts of one choice as a whole."""
+    """Joins the parts of one choice."""
     whole = parts[0].model_copy(deep=True)
     for part in parts[1:]:
         whole.text += part.text

@@ -1,7 +1,7 @@
-"""The time that a client gives a request: its field `timeout_s`, or the header `x-request-timeout-s`.
+"""A client's time limit for a request: the field `timeout_s`, or the header `x-request-timeout-s`.
 
-At its end all work on the request ends, in every stage: the ingress cancels its calls, as it does when a client leaves.
-A call that is made again, because a replica has died, has what is left of the time."""
+At the deadline the ingress cancels the request's calls in every stage, as it does when a client leaves. A retried call
+has only the remaining time."""
 
 import asyncio
 import math
@@ -19,19 +19,19 @@ HEADER = "x-request-timeout-s"
 
 
 class DeadlineError(TimeoutError):
-    """The time that the client gave has passed."""
+    """The client's time limit has expired."""
 
 
 class Deadline:
-    """`arrived_at`: when the request arrived, in seconds of the event loop's clock. `seconds`: its time; None: any."""
+    """`arrived_at`: in seconds of the event loop's clock. `seconds`: the time limit; None: no limit."""
 
     def __init__(self, arrived_at: float, seconds: float | None) -> None:
         self._seconds = seconds
         self._at = None if seconds is None else arrived_at + seconds
 
     async def wait_for(self, work: Awaitable[ResultT]) -> ResultT:
-        """Returns the result of `work`. Raises DeadlineError once the time has passed."""
-        if self._at is None:  # as for most requests, and this is called for each token
+        """Returns the result of `work`. Raises DeadlineError at the deadline."""
+        if self._at is None:  # the fast path: this runs for each token
             return await work
         try:
             async with asyncio.timeout_at(self._at) as limit:
@@ -43,7 +43,8 @@ class Deadline:
 
 
 def seconds_in(headers: Headers) -> float | None:
-    """Returns the time that the header gives. Raises InvalidRequestError unless it is a number above 0."""
+    """Returns the header's time limit in seconds. Raises InvalidRequestError unless it is above 0 and within
+    MAX_TIMEOUT_S."""
     if (text := headers.get(HEADER)) is None:
         return None
     try:

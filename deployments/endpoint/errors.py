@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form: which status and body each one becomes."""
+"""Maps errors to HTTP statuses and bodies in OpenAI's form."""
 
 import math
 from itertools import pairwise
@@ -38,13 +38,12 @@ _PART_TYPES = frozenset(
     }
 )
 _RETRY_SECONDS = 2.0
-"""The time after which a stage may be available again: about as long as Ray Serve takes to replace a replica."""
+"""Retry-After for an unavailable stage: about the time in which Ray Serve replaces a replica."""
 
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 408, 413, 422, 429, 431, 500, 503, 504)
 }
-"""The errors that a route may answer with, for its documentation. 422 is never sent, but without an entry FastAPI would
-describe its own."""
+"""The possible errors of a route, for its documentation. 422 is never sent; its entry replaces FastAPI's own."""
 
 JSON_ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {
@@ -53,12 +52,11 @@ JSON_ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     }
     for status in ERROR_RESPONSES
 }
-"""The same for a route whose answers are not JSON. FastAPI would describe its errors with the answers' type."""
+"""The same for routes with other content than JSON. FastAPI would give their errors the answer's content type."""
 
 
 class AccessError(PermissionError):
-    """The sender of the request may not send it. `challenge`: the value of the header WWW-Authenticate, which says what
-    to send."""
+    """The sender may not send this request. `challenge`: the value of the WWW-Authenticate header."""
 
     def __init__(self, message: str, *, status: int, challenge: str | None = None) -> None:
         super().__init__(message)
@@ -67,7 +65,7 @@ class AccessError(PermissionError):
 
 
 def add_error_handlers(api: FastAPI) -> None:
-    """Makes every error that leaves a route a JSON body in OpenAI's form."""
+    """Answers every error with a JSON body in OpenAI's form."""
     api.add_exception_handler(AccessError, _on_error)
     api.add_exception_handler(InvalidRequestError, _on_error)
     api.add_exception_handler(StageUnavailableError, _on_error)
@@ -101,8 +99,8 @@ def error_response(error: Exception) -> tuple[int, ErrorResponse]:
 
 
 def error_kind(error: Exception) -> tuple[str, str]:
-    """Returns the stage that failed, or "ingress" if no stage did, and the error's code, or its type if it has no code.
-    Metrics count errors by these."""
+    """Returns the labels of the error metric: the failed stage, or "ingress", and the error's code, or else its
+    type."""
     if isinstance(error, HTTPException):
         return "ingress", f"http_{error.status_code}"
     stage = error.stage if isinstance(error, StageError) else "ingress"
@@ -110,7 +108,7 @@ def error_kind(error: Exception) -> tuple[str, str]:
 
 
 def response_for(error: Exception) -> JSONResponse:
-    """Returns the whole answer to a request that fails with `error`."""
+    """Returns the HTTP response for `error`."""
     status, body = error_response(error)
     headers = {}
     if isinstance(error, AccessError) and error.challenge is not None:
@@ -131,7 +129,8 @@ async def _on_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _on_failure(request: Request, error: Exception) -> JSONResponse:
-    """Starlette answers these errors outside of the gate, which gives all other answers this header."""
+    """Adds the traceparent header. Starlette answers these errors outside of the gate, which adds it to all other
+    answers."""
     response = await _on_error(request, error)
     if (traced := getattr(request.state, "traced", None)) is not None and traced.context.traceparent:
         response.headers["traceparent"] = traced.context.traceparent
@@ -139,7 +138,7 @@ async def _on_failure(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _on_invalid_body(request: Request, error: Exception) -> JSONResponse:
-    """Names the field that is wrong. If a union has several complaints, the one that reached deepest is chosen."""
+    """Names the wrong field. Of several complaints about a union, the deepest one wins."""
     assert isinstance(error, RequestValidationError)
     worst = max(error.errors(), key=lambda problem: len(problem["loc"]))
     if worst["type"] == "json_invalid":
@@ -171,6 +170,5 @@ def _field_name(location: tuple[int | str, ...]) -> str:
 
 
 def _is_field(part: str) -> bool:
-    """Returns whether the part is a field and not the name of a type of a union. Names of types begin with a capital
-    letter."""
+    """Returns whether the part is a field rather than a union member's type. Type names begin with a capital letter."""
     return part.isidentifier() and part[0] == part[0].lower() and part not in ("str", "int")

@@ -1,6 +1,6 @@
 """ASGI middleware before every route: it checks the API key, bounds the body and logs the request.
 
-The gate reads a body only once it knows the sender, and keeps no more of it than the budgets have room for."""
+The gate reads bodies of known senders only, and only as much as the budgets allow."""
 
 import asyncio
 import base64
@@ -29,29 +29,27 @@ from raylens.preprocess.schema import InvalidRequestError
 _OPEN_PATHS = frozenset({"/health", "/ping"})
 _PAGES = frozenset({"/", "/dashboard"})
 _MAX_JSON_PARTS = 2**18
-"""The most commas and brackets of a JSON body. Its size in memory and the time to check it grow with these, much more
-than with its bytes."""
+"""Limit on commas and brackets in a JSON body. Memory and validation time grow mainly with these, not with bytes."""
 _MAX_JSON_BYTES = 32 * 2**20
-"""The most bytes of a JSON body without its long texts. All other requests wait while it is parsed, a millisecond for
-each megabyte."""
+"""Limit on the bytes of a JSON body without its long texts. Parsing blocks all other requests, a millisecond for each
+megabyte."""
 _INLINE_BYTES = 2**20
 _REQUEST_PIECE_BYTES = 2**12
-"""How many bytes of an answer's pieces, in which `Turns` counts, take as long as a request's way from the end of its
-body to its admission or refusal: about two milliseconds."""
+"""The cost in `Turns` of a request from the end of its body to its admission or refusal. It takes about two
+milliseconds, as long as this many bytes of answer pieces."""
 _BODY_BYTES_PER_PIECE_BYTE = 32
-"""How many bytes of a body take as long as one byte of an answer's pieces."""
+"""This many bytes of a body take as long as one byte of answer pieces."""
 _MAX_HEADERS, _MAX_HEADER_BYTES = 100, 2**14
 _PORT = re.compile(r":[0-9]*$")
 _IPV4 = re.compile(r"[0-9]+(\.[0-9]+){3}")
 _PRIVATE_DOMAINS = (".localhost", ".local", ".internal", ".home.arpa", ".lan")
-"""Domains that no registry gives away: those of RFC 6761, 6762 and 8375, ICANN's for private use, and those that
-routers use."""
+"""Domains outside of public DNS: RFC 6761, 6762 and 8375, ICANN's domain for private use, and the usual one of
+routers."""
 _IGNORED_HEADER = b"x-raylens-ignored-fields"
 
 
 class Gate:
-    """Stands before all routes. `scope["state"]` gets what `deployments/endpoint/call.py` makes an ApiCall of. Errors
-    leave in OpenAI's form."""
+    """Fills `scope["state"]` for the ApiCall of `deployments/endpoint/call.py`. Errors leave in OpenAI's form."""
 
     def __init__(
         self,
@@ -68,7 +66,7 @@ class Gate:
         turns: Turns,
     ) -> None:
         """`origins`: other origins whose pages may call, besides the server's own. `hosts`: the server's names in
-        public DNS. `open_requests` counts the requests that are not answered yet. `turns`: those between tenants."""
+        public DNS. `open_requests`: counts the unanswered requests. `turns`: between tenants."""
         self._app = app
         self._origins = frozenset(origins)
         self._hosts = frozenset(host.lower() for host in hosts)
@@ -97,7 +95,7 @@ class Gate:
             try:
                 await self._pass(scope, headers, receive, _with_headers(state, entry.noting(send)))
             except Exception as error:
-                state["error"] = error  # which a middleware outside of this one answers
+                state["error"] = error  # an outer middleware answers it
                 raise
 
     async def _pass(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
@@ -115,7 +113,7 @@ class Gate:
             try:
                 body, scope["state"]["texts"] = await self._body(headers, receive, ticket)
             except (InvalidRequestError, OverloadedError) as error:
-                await self._refuse(error, scope, receive, send, closes=True)  # what else the client sends is not read
+                await self._refuse(error, scope, receive, send, closes=True)  # the rest of the body stays unread
                 return
             finally:
                 scope["state"]["num_body_bytes"] = ticket.held.bytes
@@ -145,26 +143,26 @@ class Gate:
         return caller
 
     def _is_own(self, host: str) -> bool:
-        """Returns whether the host is a name of this server that nobody else can have made. The owner of a name can let
-        it resolve to an address of a private network, and a browser then takes the server for a part of that owner's
-        site (DNS rebinding)."""
+        """Returns whether no outsider can control this host name. The owner of a public name can point it at a private
+        address; a browser then treats the server as a part of the owner's site (DNS rebinding)."""
         name = _PORT.sub("", host).lower().rstrip(".")
         is_address = name.startswith("[") or _IPV4.fullmatch(name) is not None
         return is_address or "." not in name or name.endswith(_PRIVATE_DOMAINS) or name in self._hosts
 
     def _is_foreign(self, headers: Headers, *, is_basic: bool) -> bool:
-        """Returns whether a page of another site sends the request, which the browser itself tells. Such a page could
-        reach a server of the private network through its visitor's browser, or use a key that the browser adds."""
+        """Returns whether a page of another site sent the request, according to the browser's headers. Such a page
+        could reach a server of the private network through its visitor's browser, or use a key that the browser
+        adds."""
         origin = headers.get("origin")
         if origin is not None and origin not in self._origins:
             return origin.partition("://")[2] != headers.get("host", "")
         return is_basic and headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
 
     async def _body(self, headers: Headers, receive: Receive, ticket: Ticket) -> tuple[bytes, LongTexts]:
-        """Returns the body. Of JSON, the long texts are taken out and returned apart.
+        """Returns the body, and separately the long texts of a JSON body.
 
-        Raises InvalidRequestError for a body that is too large or too slow, OverloadedError if there is no room for it.
-        """
+        Raises InvalidRequestError for a body that is too large or too slow, OverloadedError if there is no room for
+        it."""
         claimed = headers.get("content-length", "0")
         if claimed.isdecimal():
             self._check_size(int(claimed))
@@ -207,8 +205,7 @@ class Gate:
 
 
 def _with_headers(state: dict[str, Any], send: Send) -> Send:
-    """Returns a `send` that adds headers: the request's place in its trace, and the names of the body's ignored
-    fields."""
+    """Wraps `send` to add the headers for the request's trace and for the body's ignored fields."""
 
     async def named(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -247,8 +244,7 @@ def _check_headers(headers: Headers) -> None:
 
 
 def _key_in(authorization: str) -> tuple[str | None, bool]:
-    """Returns the key in the headers, and whether it came as a browser sends it: as the password, with any user
-    name."""
+    """Returns the key, and whether a browser sent it with Basic authentication, as the password with any user name."""
     scheme, _, value = authorization.partition(" ")
     if scheme.lower() == "bearer":
         return value.strip() or None, False
@@ -262,12 +258,12 @@ def _key_in(authorization: str) -> tuple[str | None, bool]:
 
 
 def _challenge(*, is_page: bool) -> str:
-    """Returns the header WWW-Authenticate. Only a page's header makes a browser ask its user for a key."""
+    """Returns the WWW-Authenticate header. Only Basic makes a browser ask its user for a key."""
     return 'Basic realm="Raylens: an API key as the password", charset="UTF-8"' if is_page else "Bearer"
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Returns a `receive` that begins with the body that has been read."""
+    """Wraps `receive` to begin with the body already read."""
     first: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

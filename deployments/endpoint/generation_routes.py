@@ -45,7 +45,7 @@ _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # th
 
 
 class GenerationRoutes:
-    """Takes requests in, sends them through the pipeline, and gives their answers the form of the API."""
+    """Receives requests, sends them through the pipeline, and formats their answers for the API."""
 
     def __init__(
         self, models: ServedModels, metrics: IngressMetrics, goals: MetricsConfig, first_token_timeout_s: float
@@ -98,7 +98,7 @@ class GenerationRoutes:
         id_prefix: str,
         make_answer: Callable[[ConversationT, RequestAccount, ToolCallFormat | None], Answer],
     ) -> Response:
-        """Answers one prompt that is a conversation, in the form that `make_answer` gives."""
+        """Answers one conversation, in the form of `make_answer`."""
         account = self._account(f"{id_prefix}{body.request_id or call.request_id}", call)
         async with _noting_end(body, account):
             call.check_fields(body)
@@ -120,7 +120,7 @@ class GenerationRoutes:
         self, model: ModelRoute, call: ApiCall, body: AnyGenerationFields, account: RequestAccount
     ) -> None:
         """Waits until there is room for the request. Raises OverloadedError or InvalidRequestError."""
-        model.status.ready_processor()  # before it waits
+        model.status.ready_processor()  # raises before the wait
         call.traced.follow(account)
         cost = cost_of(account.requests, model.status.max_model_len)
         watch = Stopwatch()
@@ -151,8 +151,8 @@ class GenerationRoutes:
         )
 
     async def _echoes(self, model: ModelRoute, body: CompletionRequest) -> list[str]:
-        """Returns the text of each prompt, as the client sent it. A character that ids leave unfinished is left to the
-        answer, which completes it."""
+        """Returns the text of each prompt, as the client sent it. An unfinished character at the end of token ids is
+        omitted, because the answer completes it."""
         return [
             prompt if isinstance(prompt, str) else (await model.pipeline.detokenize(prompt)).rstrip(_BROKEN)
             for prompt in body.prompts
@@ -179,8 +179,8 @@ class GenerationRoutes:
     async def _begin(
         self, model: ModelRoute, account: RequestAccount, deadline: Deadline, stack: AsyncExitStack
     ) -> "_AccountedPieces":
-        """Returns the pieces, which `stack` closes, once the first of them is there. The status line waits for it:
-        whatever fails before it is a proper HTTP error."""
+        """Returns the pieces once the first has come; `stack` closes them. The status line waits for the first piece,
+        so that an earlier failure becomes a proper HTTP error."""
         stack.callback(account.observe_gaps)
         processor = model.status.ready_processor()
         streams = [model.pipeline.run(request, processor) for request in account.requests]
@@ -194,8 +194,7 @@ class GenerationRoutes:
     async def _complete(
         self, model: ModelRoute, account: RequestAccount, deadline: Deadline, make_answer: Callable[[], Answer]
     ) -> BaseModel:
-        """Returns the whole answer. If a replica dies in the middle of it, nobody has seen any of it, and it is made
-        again elsewhere."""
+        """Returns the whole answer. Nobody has seen any of it before, so it is retried elsewhere if a replica dies."""
         for attempt in range(MAX_ATTEMPTS):
             async with AsyncExitStack() as stack:
                 pieces = await self._begin(model, account, deadline, stack)
@@ -218,7 +217,7 @@ class GenerationRoutes:
         pieces: Pieces,
         stack: AsyncExitStack,
     ) -> AsyncIterator[str]:
-        """Yields server-sent events. An error in mid-stream is an event of its own and ends them. `stack` closes
+        """Yields server-sent events. An error in mid-stream becomes an event and ends the stream. `stack` closes
         `pieces`."""
         async with stack:
             try:
@@ -233,8 +232,8 @@ class GenerationRoutes:
 
 
 class _AccountedPieces:
-    """The pieces of a client's answers. Each is accounted for when it comes. A caller can wait for the first ones, and
-    the iterator still yields them. Raises DeadlineError when the client's time is over."""
+    """The pieces of a client's answers, counted as they come. The iterator also yields the pieces of `wait_for_first`.
+    Raises DeadlineError at the client's deadline."""
 
     def __init__(
         self, answers: AsyncGenerator[Sequence[GeneratedText]], account: RequestAccount, deadline: Deadline
@@ -245,7 +244,7 @@ class _AccountedPieces:
         self._first: Sequence[GeneratedText] = ()
 
     async def wait_for_first(self, timeout_s: float) -> None:
-        """Waits for the first piece. Raises StageUnavailableError if it does not come in time."""
+        """Waits for the first piece. Raises StageUnavailableError after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 self._first = await anext(self)
@@ -273,8 +272,7 @@ def _priority(call: ApiCall, body: AnyGenerationFields) -> int:
 
 @asynccontextmanager
 async def _noting_end(body: AnyGenerationFields, account: RequestAccount) -> AsyncIterator[None]:
-    """Gives an error that the client can mend the field's name as the client wrote it, and records a request whose
-    client leaves."""
+    """Gives a client's error the client's name for the field, and records a client that leaves."""
     try:
         yield
     except InvalidRequestError as error:

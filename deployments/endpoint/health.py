@@ -1,5 +1,5 @@
-"""Watches whether every stage is alive. The ingress asks the stages in the background, so that `/health` answers at
-once, and a request need not wait for a stage that has been away for some time."""
+"""Watches whether every stage is alive. Background tasks poll the stages, so `/health` answers at once, and requests
+stop waiting for a stage that stays down."""
 
 import asyncio
 import time
@@ -15,19 +15,19 @@ from raylens.deployments.wire.stage_messages import Heartbeat, ServedModel
 
 _PERIOD_SECONDS = 2.0
 _TIMEOUT_SECONDS = 10.0
-"""A heartbeat takes seconds where other processes take the cores of a stage. The loss of a replica shows sooner, by
-Ray Serve's own checks."""
+"""A heartbeat takes seconds when other processes use a stage's cores. Ray Serve's own checks detect a lost replica
+sooner."""
 _LOOK_SECONDS = 0.25
 _LEAST_SECONDS = 1.0
 _STARTING_PERIOD_SECONDS = 0.1
 
 
 class StageMonitor:
-    """Asks each stage for its heartbeat every `period_s`, and more often before its first one.
+    """Asks each stage for its heartbeat every `period_s`, and more often before the first one.
 
-    A stage is ready while its last heartbeat is not older than `timeout_s`, its engine was moving then, and it has a
-    replica. One that has several deployments is while one of these is. The stages in `may_rest` are ready without a
-    replica, too: the first call starts one, so they are not asked then. Create the monitor on a running event loop."""
+    A stage is ready while it has a replica and its engine's last sign of life is younger than `timeout_s`. One ready
+    deployment suffices for a stage with several. A stage in `may_rest` is ready without a replica, too, because the
+    first call starts one; such a stage is not polled. Create the monitor on a running event loop."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class StageMonitor:
         may_rest: Collection[str] = (),
         dispensable: Collection[str] = (),
     ) -> None:
-        """`away_timeout_s`: how long requests wait for a stage that is not ready. `dispensable`: the stages whose work
-        another one does as well, so that nobody waits for them."""
+        """`away_timeout_s`: how long requests wait for a stage that is down. `dispensable`: stages that another stage
+        can replace, so requests never wait for them."""
         self._stages = stages
         self._period_s = period_s
         self._timeout_s = timeout_s
@@ -68,22 +68,22 @@ class StageMonitor:
             task.cancel()
 
     def saw(self, stage: str) -> None:
-        """Notes that a stage has answered a request: under load a heartbeat may have to queue behind the work."""
+        """Notes a stage's answer to a request. Under load, heartbeats may queue behind the work."""
         self._last_seen[stage] = self._last_answer[stage] = time.monotonic()
 
     def states(self) -> dict[str, str]:
-        """Returns the state of each stage: "ready", "starting" (never seen), "absent" (it has no replica) or
+        """Returns the state of each stage: "ready", "starting" (never seen), "absent" (no replica) or
         "unresponsive"."""
         now = time.monotonic()
         return {name: self._state(name, now) for name in self._stages}
 
     def ages(self) -> dict[str, float | None]:
-        """Returns the seconds since each stage gave a sign of life, None for one that never has."""
+        """Returns the seconds since each stage's last sign of life, or None before the first."""
         now = time.monotonic()
         return {name: None if seen is None else now - seen for name, seen in self._last_seen.items()}
 
     def details(self) -> dict[str, dict[str, str]]:
-        """Returns what each stage has told of itself, if it has told anything."""
+        """Returns the details from each stage's heartbeat, without empty ones."""
         return {name: told for name, told in self._details.items() if told}
 
     @property
@@ -92,9 +92,9 @@ class StageMonitor:
 
     @asynccontextmanager
     async def while_there(self, stages: Collection[str]) -> AsyncIterator[None]:
-        """Raises StageUnavailableError out of what the block waits for, once one of the stages has been away for
-        `away_timeout_s`. It gives the block a second in any case: a request whose items are all in a cache is answered
-        without the stages that make them."""
+        """Ends the block with StageUnavailableError once one of the stages has been down for `away_timeout_s`.
+
+        The block gets a second in any case: a request with only cached items needs no stage that makes items."""
         wait = _Wait(stages)
         self._waits.add(wait)
         try:
@@ -108,7 +108,7 @@ class StageMonitor:
             self._waits.discard(wait)
 
     def _given_up(self, stages: Collection[str]) -> str | None:
-        """Returns the first of the stages that has been away for too long."""
+        """Returns the first of the stages that has been down too long."""
         limit = time.monotonic() - self._away_timeout_s
         return next((stage for stage in stages if self._away_since.get(stage, limit) < limit), None)
 
@@ -121,7 +121,7 @@ class StageMonitor:
         return "ready" if now - seen < self._timeout_s else "unresponsive"
 
     def _is_away(self, name: str, now: float) -> bool:
-        """Returns whether calls of the stage are of no use. One that is slow is not away: a step may take long."""
+        """Returns whether calls to the stage are useless. A slow stage is not down: one step may take long."""
         if name not in self._may_rest and not self._has_replica(name):
             return True
         answered = self._last_answer.get(name)
@@ -135,7 +135,7 @@ class StageMonitor:
             if name in self._may_rest and not has_running_replica(handle):
                 self.saw(name)
             else:
-                # A call to a stage without replicas waits, and one to a dying replica fails: both are no sign of life.
+                # A call waits without a replica, and fails on a dying one. Neither is a sign of life.
                 with suppress(Exception):  # whatever it is, the stage did not answer
                     self._hear(name, await asyncio.wait_for(handle.heartbeat.remote(), self._timeout_s))
             is_starting = self._last_seen[name] is None
@@ -149,7 +149,7 @@ class StageMonitor:
         self._details[name] = beat.details
 
     async def _look_for_away(self) -> None:
-        """Ends the waits for stages that have been away for too long."""
+        """Ends the waits for stages that have been down too long."""
         while True:
             now = time.monotonic()
             away = [name for name in self._stages if name not in self._dispensable and self._is_away(name, now)]
@@ -160,7 +160,7 @@ class StageMonitor:
 
 
 class _Wait:
-    """A request's wait for its `stages`. `missing`: the one that it was ended for the want of."""
+    """A request's wait for its `stages`. `missing`: the stage that ended the wait."""
 
     def __init__(self, stages: Collection[str]) -> None:
         self.stages = stages

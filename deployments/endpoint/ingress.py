@@ -1,4 +1,4 @@
-"""The HTTP endpoint: which routes there are, and what they share."""
+"""The HTTP endpoint: its routes, and the state that they share."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -50,7 +50,7 @@ from raylens.deployments.stages.stage_handles import StageHandles
 REQUESTS = "requests"
 _REPORT_SECONDS = 0.5
 _KNOWN_SECONDS = 300.0
-"""How long a new replica waits for its stages. One that waits longer answers, and says which stage is away."""
+"""A new replica waits this long for its stages. Then it answers without them, and names the missing stage."""
 
 
 class Ingress(Replica):
@@ -62,8 +62,8 @@ class Ingress(Replica):
         stages: Mapping[str, StageHandles],
         *shards: DeploymentHandle[Any],
     ) -> None:
-        """`stages`: those of each model, by the suffix of their names, see `AppConfig.by_suffix`. `shards`: a handle of
-        each deployment of SharedState."""
+        """`stages`: each model's stages, by the suffix of their names, see `AppConfig.by_suffix`. `shards`: one handle
+        for each deployment of SharedState."""
         self._spans = start_replica("ingress", config)
         route_on_this_loop(*shards, *chain.from_iterable(own.all() for own in stages.values()))
         self._config = config
@@ -88,7 +88,7 @@ class Ingress(Replica):
     def _model_route(
         self, suffix: str, config: AppConfig, stages: StageHandles, shards: Sequence[DeploymentHandle[Any]]
     ) -> ModelRoute:
-        """Returns the way through the `stages` of one model, with what `AppConfig.of` gives for it."""
+        """Builds the route through one model's `stages`. `config`: the model's settings, see `AppConfig.by_suffix`."""
         monitor = StageMonitor(
             {"shared": shards, "preprocess": [stages.preprocess], "generate": [stages.generate]}
             | ({"encode": [stages.encoders["encode"]]} if "encode" in stages.encoders else {}),
@@ -113,12 +113,12 @@ class Ingress(Replica):
         return ModelRoute(suffix, ModelStatus(config.model_name, monitor), monitor, pipeline, requests)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """Returns the routes, bound to this object. Ray Serve calls this once the replica is made."""
+        """Returns the routes, bound to this object. Ray Serve calls this after the constructor."""
         api = FastAPI(
             title="Raylens",
             description="Vision-language models behind an OpenAI-compatible API.",
             lifespan=self._lifespan,
-            docs_url=None,  # its page takes scripts from elsewhere
+            docs_url=None,  # its page loads scripts from other sites
             redoc_url=None,
         )
         api.router.route_class = JsonRoute
@@ -154,14 +154,14 @@ class Ingress(Replica):
         return api
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns what `deployments/routing/work_scaling.py` scales by."""
+        """Returns the metric for `deployments/routing/work_scaling.py`."""
         return self._open_requests.stats()
 
     @asynccontextmanager
     async def _lifespan(self, api: FastAPI) -> AsyncIterator[None]:
         self._shards.open()
         await self._models.open()
-        # Ray Serve gives requests to the replica from here on.
+        # Ray Serve may send requests to the replica from here on.
         with suppress(TimeoutError):
             async with asyncio.timeout(_KNOWN_SECONDS):
                 await self._models.known()
@@ -183,8 +183,7 @@ class Ingress(Replica):
             await asyncio.sleep(_REPORT_SECONDS)
 
     async def models(self) -> ModelList:
-        """Lists the models that are served, first the one that is meant where a request names none. The adapters of
-        each follow it."""
+        """Lists the served models, the default model first. Each model's adapters follow it."""
         return ModelList(data=self._models.cards)
 
     async def model(self, model: str) -> ModelCard:
@@ -194,7 +193,7 @@ class Ingress(Replica):
     async def health(self, request: Request) -> JSONResponse:
         """Answers 200 if all stages of all models are ready, else 503; the body says which is not. Needs no API key."""
         health = self._models.health()
-        # Programs that wait for the start ask again and again: the access log takes that for no failure.
+        # Programs poll this during the start, so the access log does not count it as a failure.
         request.state.is_starting = not health.ready and "unresponsive" not in health.stages.values()
         return JSONResponse(health.model_dump(), 200 if health.ready else 503)
 
@@ -204,7 +203,7 @@ class Ingress(Replica):
 
 
 def _own_handle() -> DeploymentHandle[Any]:
-    """Returns a handle of this replica's deployment, which Ray Serve tells of every replica."""
+    """Returns a handle of this replica's own deployment. The handle knows all running replicas."""
     own = serve.get_replica_context()
     handle = serve.get_deployment_handle(own.deployment, own.app_name)
     route_on_this_loop(handle)

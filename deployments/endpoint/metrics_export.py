@@ -1,4 +1,4 @@
-"""The metrics of all nodes as one page, read from the exporters that replicas keep on each."""
+"""Merges the metrics of all nodes, read from each node's exporter, into one page."""
 
 import asyncio
 import logging
@@ -13,14 +13,14 @@ from raylens.deployments.metrics.recording import metrics_folder
 _TIMEOUT_SECONDS = 5.0
 _ATTEMPTS = 4
 _PAUSE_SECONDS = 0.5
-"""Between two attempts. While a node's exporter is started again, nobody listens."""
+"""Between two attempts. A restarting exporter does not listen."""
 _HEADER = re.compile(r"^# HELP (\w+) ", re.MULTILINE)
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 async def export_metrics(port: int) -> bytes:
-    """Returns the metrics of every node in Prometheus' text format. `port`: where the exporters of other nodes are."""
+    """Returns the metrics of every node in Prometheus' text format. `port`: the port of the other nodes' exporters."""
     nodes = await asyncio.to_thread(ray.nodes)
     own = ray.util.get_node_ip_address()
     others = {node["NodeManagerAddress"] for node in nodes if node["Alive"]} - {own}
@@ -31,7 +31,7 @@ async def export_metrics(port: int) -> bytes:
 
 
 def merged_pages(pages: list[str]) -> str:
-    """Returns one page with the metrics of all pages: Prometheus wants the samples of a metric together."""
+    """Merges the pages. Prometheus requires all samples of a metric in one group."""
     if len(pages) == 1:
         return pages[0]
     metrics: dict[str, list[str]] = {}
@@ -45,7 +45,7 @@ def merged_pages(pages: list[str]) -> str:
 
 
 async def _read_own(session: aiohttp.ClientSession) -> str:
-    """Returns the page of this node's exporter, which may be about to be started again."""
+    """Returns the page of this node's exporter, which may be restarting."""
     file = metrics_folder() / ADDRESS_FILE
     for _ in range(_ATTEMPTS):
         if file.exists() and (page := await _read(session, file.read_text())):
@@ -55,7 +55,7 @@ async def _read_own(session: aiohttp.ClientSession) -> str:
 
 
 async def _read(session: aiohttp.ClientSession, address: str) -> str:
-    """Returns the page, or nothing where there is none: a node without a replica has no exporter."""
+    """Returns the page, or an empty one if there is no exporter: a node without a replica has none."""
     try:
         async with session.get(f"http://{address}/metrics") as response:
             response.raise_for_status()

@@ -9,7 +9,7 @@ from raylens.preprocess.schema import ProcessorIdentity, ToolCallFormat
 
 
 class ModelStatus:
-    """One served model. `name`: its name in the API. `created`: in seconds since 1970."""
+    """One served model. `name`: its name in the API. `created`: Unix time in seconds."""
 
     def __init__(self, name: str, monitor: StageMonitor) -> None:
         self.name = name
@@ -17,7 +17,7 @@ class ModelStatus:
         self._monitor = monitor
 
     def ready_processor(self) -> ProcessorIdentity:
-        """Returns what Preprocess tells of itself. Raises StageUnavailableError while the stages start."""
+        """Returns the identity of Preprocess' processor. Raises StageUnavailableError while the stages start."""
         if self._monitor.served is None:
             raise StageUnavailableError("preprocess", "the stages are still starting")
         return self._monitor.served.processor
@@ -33,7 +33,7 @@ class ModelStatus:
 
     @property
     def card(self) -> ModelCard:
-        """The description of the model in the API. It lacks the stages' part while they start."""
+        """The API's description of the model. The stages' part is missing while they start."""
         served = self._monitor.served
         return ModelCard(
             id=self.name,
@@ -51,10 +51,10 @@ class ModelStatus:
         return [card.model_copy(update={"id": name, "root": name, "parent": self.name}) for name in adapters]
 
     def adapter_of(self, model: str | None) -> str | None:
-        """Returns the name of the adapter that a request for `model` is for, or None."""
+        """Returns the adapter of this name, or None."""
         is_served = model in self._monitor.adapters and self._monitor.adapters[model] is None
         return model if is_served and model != self.name else None
 
     def why_refused(self, adapter: str) -> str | None:
-        """Returns why an adapter of that name cannot be served. None: it can, or there is none."""
+        """Returns why the adapter cannot be served. None: it can, or it does not exist."""
         return self._monitor.adapters.get(adapter)

@@ -1,6 +1,6 @@
 """Routes for the operator: `/metrics` for Prometheus, and the page `/dashboard` with its figures.
 
-They name every API key with its use, so with API keys they take an admin's."""
+They show the usage of every API key, so a server with keys requires an admin's key."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -19,11 +19,11 @@ from raylens.deployments.operator.snapshot import Snapshot
 from raylens.deployments.stages.stage_calls import StageUnavailableError
 
 _LEAST_SECONDS = 1.0
-"""The shortest time between two readings of the metrics of all nodes, however many people look."""
+"""Minimum interval between two reads of all nodes' metrics, however many people look."""
 
 
 async def _check_admin(call: HttpCall) -> None:
-    """Raises AccessError."""
+    """Raises AccessError unless the caller is an admin."""
     if not call.caller.is_admin:
         raise AccessError("this route takes an admin's API key, see docs/security.md", status=403)
 
@@ -61,13 +61,13 @@ class OperatorRoutes:
         return Response(await self._export(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def figures(self) -> Response:
-        """Returns what the page shows, a Snapshot."""
+        """Returns a Snapshot for the page."""
         figures: dict[str, Any] = asdict(await self._figures.now())
         return JSONResponse(figures, headers={"Cache-Control": "no-store"})
 
 
 class LiveFigures:
-    """The figures of the last seconds, for any number of people who look."""
+    """Recent figures, read once for all viewers."""
 
     def __init__(self, export: Callable[[], Awaitable[bytes]]) -> None:
         self._export = export
@@ -76,9 +76,9 @@ class LiveFigures:
         self._lock = asyncio.Lock()
 
     async def now(self) -> Snapshot:
-        """Returns figures that are at most `_LEAST_SECONDS` old. Takes that long if nobody has looked for a while.
+        """Returns figures that are at most `_LEAST_SECONDS` old. The first call after a pause takes that long.
 
-        Raises StageUnavailableError if no node gives metrics."""
+        Raises StageUnavailableError if no node has metrics."""
         loop = asyncio.get_running_loop()
         async with self._lock:
             age = self._pages.age(loop.time())

@@ -1,7 +1,6 @@
-"""The web page at `/`, the pictures at `/examples` that it offers to ask about, and the operator's page at
-`/dashboard`.
+"""The web page at `/`, its example pictures at `/examples`, and the operator's page at `/dashboard`.
 
-A page goes out as one file. Its headers make a browser run and load nothing but what the file contains."""
+Each page is one file. Its headers forbid the browser to run or load anything else."""
 
 import base64
 import hashlib
@@ -19,11 +18,11 @@ from raylens.preprocess.data_url import data_url
 
 _FOLDER = Path(__file__).parent / "page"
 _SHARED = {"/* shared.css */\n": "shared.css", "// shared.js\n": "shared.js"}
-"""The marks in pages, and the files that take their places."""
+"""Marks in pages, and the files that replace them."""
 
 
 class Document:
-    """A document that is the same for all who ask."""
+    """A static document."""
 
     def __init__(self, content: bytes, media_type: str, headers: dict[str, str]) -> None:
         self._content = content
@@ -47,7 +46,7 @@ class Document:
         )
 
     async def _respond(self, if_none_match: Annotated[str | None, Header()] = None) -> Response:
-        """Returns the content, or 304 if the browser has it already."""
+        """Returns the content, or 304 if the browser has it."""
         known = {tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")}
         if known & {self._etag, "*"}:
             return Response(status_code=304, headers=self._headers)
@@ -63,8 +62,8 @@ def operator_page() -> Document:
 
 
 def page(file: Path) -> Document:
-    """Reads a page, with what the pages have in common in the places of its marks. Raises ValueError unless it has
-    exactly one script and one style sheet."""
+    """Reads a page and replaces its marks with the shared files. Raises ValueError unless the page has exactly one
+    script and one style sheet."""
     content = file.read_text()
     for mark, name in _SHARED.items():
         content = content.replace(mark, (_FOLDER / name).read_text(), 1)
@@ -73,7 +72,7 @@ def page(file: Path) -> Document:
 
 
 def examples() -> Document:
-    """Returns what the page offers to ask about."""
+    """Returns the page's example questions."""
     return Document(json.dumps(read_examples(PICTURES)).encode(), "application/json", {})
 
 
@@ -93,8 +92,8 @@ def read_examples(folder: Path) -> list[dict[str, Any]]:
 
 
 def content_security_policy(page: str) -> str:
-    """Returns the policy of the page. It allows only the script and the style sheet in `page` itself, known by their
-    hashes, and no address but the page's own origin. No text becomes markup (Trusted Types)."""
+    """Returns the policy of the page. It allows the script and the style sheet in `page`, by their hashes, and
+    connections to the page's own origin. Text never becomes markup (Trusted Types)."""
     return "; ".join(
         (
             "default-src 'none'",
@@ -113,7 +112,7 @@ def content_security_policy(page: str) -> str:
 
 
 def _hash(page: str, tag: str) -> str:
-    """Returns the source expression for the content of the one `<tag>` of the page."""
+    """Returns the hash source of the page's only `<tag>`."""
     contents = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
     if len(contents) != 1:
         raise ValueError(f"the page has {len(contents)} <{tag}> elements, not one")

@@ -14,8 +14,8 @@ from raylens.preprocess.schema import Prompt
 
 
 class PipelineRequests:
-    """`limits`: the most that one request may bring. `adds_all_images`: whether the prompt gets all pictures of a
-    request, or the last one alone."""
+    """`limits`: for the media of one request. `adds_all_images`: whether the prompt gets all pictures of a request, or
+    only the last one."""
 
     def __init__(self, limits: MediaLimits, *, adds_all_images: bool = True) -> None:
         self._limits = limits
@@ -34,8 +34,8 @@ class PipelineRequests:
         adapter: str | None = None,
         returns_prompt_ids: bool = False,
     ) -> PipelineRequest:
-        """Returns the pipeline's request. Each item that was not in the body takes its bytes and pixels of the call's
-        budgets once it is fetched."""
+        """Returns the pipeline's request. An item outside the body takes its bytes and pixels from the call's budgets
+        once it is fetched."""
         prompt, media = prompt_and_media if self._adds_all_images else with_last_picture(*prompt_and_media)
         return PipelineRequest(
             request_id=request_id,

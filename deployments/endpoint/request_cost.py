@@ -1,4 +1,4 @@
-"""The cost of a request, estimated before anything of it is decoded: pixels by headers, tokens by characters."""
+"""Estimates the cost of a request before anything is decoded: pixels from headers, tokens from characters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -11,18 +11,18 @@ from raylens.preprocess.media import MediaLimits
 from raylens.preprocess.pixel_count import header_pixels, is_cut_off, work_pixels
 
 _UNKNOWN_MAX_TOKENS = 1024
-"""The tokens that count for an answer which may be as long as the context has room for."""
+"""Assumed length of an answer without a limit."""
 
 _LOGPROBS_PER_TOKEN = 4
-"""How many log-probabilities cost as much as a token: to send, and to keep until the client takes them."""
+"""This many log-probabilities cost as much as a token: to send, and to buffer for the client."""
 _SHORT_HEAD_BYTES, _HEAD_BYTES = 48 * 2**10, 3 * 2**20
-"""Bytes of an item that are looked at, the second for a picture whose header is longer. Every other request waits
-meanwhile: for the first some microseconds, for the second milliseconds."""
+"""Inspected bytes of an item. The second is for a picture with a longer header. Every other request waits meanwhile:
+microseconds for the first, milliseconds for the second."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestCost:
-    """What requests take of a budget. See `config.Budget` for the units."""
+    """The resources that requests take from a budget. See `config.Budget` for the units."""
 
     requests: int = 0
     bytes: int = 0
@@ -39,17 +39,17 @@ class RequestCost:
         return type(self)(*(one // number for one in _amounts(self)))
 
     def exceeded_resource(self, limit: Self) -> str | None:
-        """Returns the name of the first resource of which there is more than `limit`, or None."""
+        """Returns the name of the first resource above `limit`, or None."""
         return next((name for name in RESOURCES if getattr(self, name) > getattr(limit, name)), None)
 
 
 RESOURCES = tuple(one.name for one in fields(RequestCost))
-_amounts = attrgetter(*RESOURCES)  # dataclasses.astuple takes almost thirty times as long
+_amounts = attrgetter(*RESOURCES)  # dataclasses.astuple is almost 30 times slower
 
 
 def cost_of(requests: Sequence[PipelineRequest], max_model_len: int) -> RequestCost:
-    """Returns the cost of a client's request, which has one prompt or several, without what its URLs hold. An answer
-    counts at most `max_model_len` tokens, however many the client asks for: the engine refuses more and says why."""
+    """Returns the cost of a client's request, without the media behind its URLs. An answer counts at most
+    `max_model_len` tokens, because the engine refuses a longer one with a message."""
     tokens = sum(
         _with_logprobs(estimated_tokens(request.prompt), request.params.prompt_logprobs)
         + _with_logprobs(_num_answer_tokens(request, max_model_len), request.params.logprobs)
@@ -65,8 +65,8 @@ def cost_of_text(num_chars: int) -> RequestCost:
 
 
 def data_url_pixels(source: MediaSource, limits: MediaLimits) -> int:
-    """Returns the pixels of an item in the body. They are 0 for an item that is not in the body and for a malformed
-    one, which is refused when it is loaded."""
+    """Returns the pixels of an item in the body. An item outside the body counts 0, and so does a malformed one, which
+    is refused on loading."""
     data = source.data
     if data is None or source.is_precomputed:
         return 0
@@ -78,7 +78,7 @@ def data_url_pixels(source: MediaSource, limits: MediaLimits) -> int:
         head = data.head(_HEAD_BYTES)
     pixels = header_pixels(head)
     if head and pixels is None and data.num_bytes > _HEAD_BYTES:
-        return limits.max_image_pixels  # the client may have put so much before the size to hide it
+        return limits.max_image_pixels  # padding may hide the size
     return min(pixels or data.num_bytes, limits.max_image_pixels) if head else 0
 
 

@@ -1,7 +1,7 @@
-"""ASGI middleware in front of Ray Serve's own code: clients give no orders to Ray Serve.
+"""ASGI middleware in front of Ray Serve: clients cannot control Ray Serve by headers.
 
-Ray Serve reads headers before the gate does (`deployments/ray_internals/http_headers.py`). It sees none of them but the
-request's id, in the form that the log has. Ray Serve installs the middleware: see
+Ray Serve reads headers before the gate does (`deployments/ray_internals/http_headers.py`). Of its own headers it sees
+only the request's id, in a form that is safe to log. Ray Serve installs the middleware: see
 `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` in `deployments/ray_internals/environment.py`."""
 
 import re
@@ -15,16 +15,15 @@ from raylens.deployments.ray_internals import http_headers
 REQUEST_ID = http_headers.REQUEST_ID.encode()
 _REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TRACE_CONTEXT = frozenset({b"traceparent", b"tracestate"})
-"""Ray Serve reads these where an operator has it send traces."""
+"""Ray Serve reads these if an operator has enabled its traces."""
 
 
 def middlewares() -> list[Middleware]:
-    """Returns the middleware that Ray Serve puts in front of its own code."""
     return [Middleware(RequestHeaders)]
 
 
 class RequestHeaders:
-    """Takes Ray Serve's own headers out of each request, and puts an id in that can stand in a log."""
+    """Removes Ray Serve's own headers from each request, and adds a request id that is safe to log."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -34,7 +33,7 @@ class RequestHeaders:
 
 
 def checked_request_id(given: str) -> str:
-    """Returns the client's own id if it can stand in a log, else a new one."""
+    """Returns the client's own id if it is safe to log, else a new one."""
     return given if _REQUEST_ID_FORM.fullmatch(given) else uuid.uuid4().hex
 
 
@@ -51,7 +50,7 @@ def _is_dropped(name: bytes, value: bytes) -> bool:
 
 
 def _normalised(name: bytes) -> bytes:
-    """Returns the form by which Ray Serve compares names: proxies change `_` into `-`."""
+    """Returns the form in which Ray Serve compares names. Proxies change `_` into `-`."""
     return name.lower().replace(b"_", b"-")
 
 

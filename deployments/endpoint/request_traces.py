@@ -18,7 +18,7 @@ from raylens.preprocess.schema import StageTime
 
 
 class TracedRequest:
-    """One request of a client. `context`: what its stages get. `entry`: its line in the log."""
+    """One request of a client. `context`: for its stages. `entry`: its line in the log."""
 
     entry: Entry
 
@@ -27,7 +27,7 @@ class TracedRequest:
         self._account: RequestAccount | None = None
 
     def follow(self, account: RequestAccount) -> None:
-        """Takes the stage times and the usage of the request from its `account`."""
+        """Takes the stage times and the usage from `account`."""
         self._account = account
 
     def times(self) -> list[StageTime]:
@@ -36,15 +36,14 @@ class TracedRequest:
         return [*self._account.times, *chain.from_iterable(one.trace.times for one in self._account.requests)]
 
     def log_fields(self) -> dict[str, Any]:
-        """Returns the fields that a request for generated text adds to its line in the log. `raylens trace` reads
-        them."""
+        """Returns the additional log fields of a generation request. `raylens trace` reads them."""
         if self._account is None:
             return {}
         timings = self._account.timings().model_dump()
         return {"response_id": self._account.request_id, "model": self._account.model, "stage_timings": timings}
 
     def attributes(self) -> dict[str, Attribute]:
-        """Returns the attributes of a request for generated text, by the names of OpenTelemetry's conventions."""
+        """Returns the attributes of a generation request, by OpenTelemetry's semantic conventions."""
         account = self._account
         if account is None:
             return {}
@@ -71,8 +70,7 @@ class RequestTraces:
 
     @contextmanager
     def request(self, scope: Scope, headers: Headers) -> Iterator[TracedRequest]:
-        """Traces one request until the block ends, in which `TracedRequest.entry` is set. Questions about the server's
-        health, which come every few seconds, have no trace."""
+        """Traces one request until the block ends. The block sets `TracedRequest.entry`. Polled paths have no trace."""
         request_id: str = scope["state"]["request_id"]
         if is_quiet(scope):
             context = RequestContext(request_id)

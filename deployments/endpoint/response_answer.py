@@ -1,4 +1,4 @@
-"""Turns the pieces of an answer's text into an answer of the Responses API: messages, with tool calls between them.
+"""Turns an answer's pieces into the form of the Responses API: messages, with tool calls between them.
 
 The events and their order: https://platform.openai.com/docs/api-reference/responses-streaming."""
 
@@ -70,7 +70,7 @@ class ResponseAnswer:
         return ""
 
     def _told(self, text: str, calls: list[ToolCall]) -> Iterator[str]:
-        """Yields the events of text and of the calls behind it."""
+        """Yields the events of the text and of the calls after it."""
         if text:
             if self._message is None:
                 yield from self._open_message()
@@ -84,7 +84,7 @@ class ResponseAnswer:
 
     @property
     def _message(self) -> OutputMessage | None:
-        """The open message, which text goes into, or None."""
+        """The open message, to which text is appended, or None."""
         last = self._output[-1] if self._output else None
         return last if isinstance(last, OutputMessage) and last.status == "in_progress" else None
 
@@ -98,7 +98,7 @@ class ResponseAnswer:
         yield self._event("response.content_part.added", part=OutputText(text=""), **self._at(message))
 
     def _close_message(self, status: Literal["completed", "incomplete"]) -> Iterator[str]:
-        """Yields the events that close the open message, or none if none is open."""
+        """Yields the events that close the open message, if there is one."""
         message = self._message
         if message is None:
             return

@@ -1,4 +1,4 @@
-"""The models behind the endpoint: which one a request is for, and what all of them tell of themselves."""
+"""The models behind the endpoint: selects the model of a request, and describes all of them."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +19,7 @@ _SHARED = "shared"
 
 @dataclass(frozen=True, slots=True)
 class ModelRoute:
-    """One model: what is known of it and of its stages, and the way of requests through these. `suffix`: see
-    `AppConfig.by_suffix`."""
+    """One model: its status, its stages' monitor and its pipeline. `suffix`: see `AppConfig.by_suffix`."""
 
     suffix: str
     status: ModelStatus
@@ -30,15 +29,15 @@ class ModelRoute:
 
 
 class ServedModels:
-    """All models, by their names in the API. The first one is meant where a request names none."""
+    """All models, by their names in the API. The first one is the default."""
 
     def __init__(self, routes: Sequence[ModelRoute]) -> None:
         self._routes = {route.status.name: route for route in routes}
         self._first = routes[0]
 
     def of(self, name: str | None) -> ModelRoute:
-        """Returns the model of that name, or the first one that has an adapter of that name. Raises
-        InvalidRequestError, with status 404, if there is none."""
+        """Returns the model of that name, or the first model with an adapter of that name. Raises InvalidRequestError,
+        with status 404, if there is none."""
         if name is None:
             return self._first
         with_adapter = (one for one in self._routes.values() if one.status.adapter_of(name) is not None)
@@ -55,8 +54,8 @@ class ServedModels:
 
     @property
     def cards(self) -> list[ModelCard]:
-        """Returns the descriptions of all models, each with those of its adapters behind it. An adapter that has the
-        name of another model, or of an earlier adapter, cannot be reached and is not listed."""
+        """The descriptions of all models, each followed by its adapters. An adapter with the name of another model, or
+        of an earlier adapter, is unreachable and not listed."""
         return [
             card
             for route in self._routes.values()
@@ -70,7 +69,7 @@ class ServedModels:
         return next(card for card in (status.card, *status.adapter_cards) if card.id == name)
 
     def health(self) -> Health:
-        """Returns the state of every model's stages. A further model's stages have its name behind theirs."""
+        """Returns the state of every model's stages. The stage names of a further model end with the model's suffix."""
         stages, details, is_ready = dict[str, str](), dict[str, dict[str, str]](), True
         for route in self._routes.values():
             stages |= _named(route.suffix, route.monitor.states())
@@ -79,8 +78,8 @@ class ServedModels:
         return Health(ready=is_ready, stages=stages, details=details)
 
     def stage_states(self) -> Iterator[tuple[str, str, bool, float | None]]:
-        """Yields each stage of each model: the model's name, the stage, whether it is ready, and the seconds since it
-        gave a sign of life, None if it never has."""
+        """Yields for each stage of each model: the model's name, the stage, whether it is ready, and the seconds since
+        its last sign of life (None before the first)."""
         for name, route in self._routes.items():
             ages = route.monitor.ages()
             for stage, state in route.monitor.states().items():
@@ -102,5 +101,5 @@ class ServedModels:
 
 
 def _named(suffix: str, told: Mapping[str, ToldT]) -> dict[str, ToldT]:
-    """Returns what a model's stages tell by the names that `/health` has. All models share the shards."""
+    """Returns `told` by the stage names of `/health`. All models share the shards."""
     return {stage if stage == _SHARED else f"{stage}{suffix}": one for stage, one in told.items()}

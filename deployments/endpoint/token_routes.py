@@ -1,4 +1,4 @@
-"""The routes `/tokenize`, `/detokenize` and `/render`, which show what a prompt becomes."""
+"""The routes `/tokenize`, `/detokenize` and `/render`: prompts as token ids, without generation."""
 
 from fastapi import FastAPI
 

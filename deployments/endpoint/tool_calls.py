@@ -1,4 +1,4 @@
-"""Tool calls in a model's text: finds them while the text streams, and makes the grammar that forces one."""
+"""Finds tool calls in a model's text as it streams, and builds the grammar that forces one."""
 
 import json
 import uuid
@@ -10,13 +10,13 @@ from raylens.llm.detokenizer import overlap
 from raylens.llm.sampling.structured_output import StructuredOutput
 from raylens.preprocess.schema import ToolCallFormat
 
-# The way models write JSON. If any blanks were allowed, an undecided model could write blanks without end.
+# The way models write JSON. With free whitespace, an undecided model could write blanks endlessly.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class ToolCallParser:
-    """Takes the calls out of one answer's text. Text that only looks like a call, or that calls a function which was
-    not offered, stays text."""
+    """Extracts the calls from one answer's text. Text stays text if it only resembles a call, or calls a function that
+    was not offered."""
 
     def __init__(self, form: ToolCallFormat, names: set[str]) -> None:
         self._start, self._end = form.start.strip(), form.end.strip()
@@ -34,7 +34,7 @@ class ToolCallParser:
                 break
             call, end = found
             if call is None:
-                # No call begins here, but one may further on.
+                # No call begins here, but one may begin later.
                 told += self._text(rest[:end])
             else:
                 told += self._text(rest[:start].rstrip("\n"))
@@ -54,13 +54,13 @@ class ToolCallParser:
         return text
 
     def flush(self) -> str:
-        """Returns the text that was held back. The answer has ended."""
+        """Returns the text held back, at the end of the answer."""
         text, self._held_back = self._text(self._held_back), ""
         return text
 
     def _call_at(self, text: str, start: int) -> tuple[ToolCall | None, int] | None:
-        """Returns the call whose JSON begins at `start`, and the position behind it. If there is no call there, the
-        position is that behind the tag. Returns None while more text may tell."""
+        """Returns the call whose JSON begins at `start`, and the position after it. Without a call there, the position
+        is after the opening tag. Returns None while more text may decide."""
         end = text.find(self._end, start)
         while end >= 0:
             try:
@@ -74,8 +74,7 @@ class ToolCallParser:
         return None
 
     def _call(self, call: object) -> ToolCall:
-        """Returns the call. Raises ValueError if it calls a function that was not offered, or is no JSON that may be
-        sent."""
+        """Returns the call. Raises ValueError if its function was not offered, or its arguments are not valid JSON."""
         if not isinstance(call, dict):
             raise ValueError("no JSON object")
         name, arguments = call.get("name"), call.get("arguments")
@@ -86,7 +85,7 @@ class ToolCallParser:
 
 
 class AnswerText:
-    """Divides one answer's pieces into its text and its tool calls."""
+    """Splits one answer's pieces into its text and its tool calls."""
 
     def __init__(self, form: ToolCallFormat | None, offered: OfferedTools) -> None:
         """`form`: the form of calls in the text, or None if there can be none."""
@@ -102,7 +101,7 @@ class AnswerText:
 
 
 def forced_call(form: ToolCallFormat | None, offered: OfferedTools) -> StructuredOutput | None:
-    """Returns the grammar of an answer that has to call a tool, None where it need not. `form`: the model's form of
+    """Returns the grammar of an answer that must call a tool, or None if it need not. `form`: the model's form of
     calls, if it has one."""
     if form is None or not offered.forced:
         return None
@@ -110,7 +109,7 @@ def forced_call(form: ToolCallFormat | None, offered: OfferedTools) -> Structure
 
 
 def call_grammar(form: ToolCallFormat, tools: Sequence[Tool], *, is_single: bool) -> StructuredOutput:
-    """Returns the grammar of an answer that calls one of `tools`, or, unless `is_single`, several one after another."""
+    """Returns the grammar of a call to one of `tools`, or, unless `is_single`, of several calls in a row."""
     rules = []
     for index, tool in enumerate(tools):
         schema = json.dumps({**(tool.function.parameters or {"type": "object"}), "x-guidance": _SPACING})

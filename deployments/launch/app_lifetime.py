@@ -1,6 +1,6 @@
-"""Start and end of an application on Ray Serve, for somebody who waits for them at a prompt.
+"""Starts and ends an application on Ray Serve for a user who waits at a prompt.
 
-`serve.run` and `serve.delete` wait, too, but look once a second whether it is so far."""
+`serve.run` and `serve.delete` poll only once a second."""
 
 import time
 from collections.abc import Callable
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.1
 _START_SECONDS = 300.0
 _QUIET_SECONDS = 60.0
-"""A start that takes longer than _START_SECONDS ends when no stage has worked for so long. A large model on a slow disk
-may take an hour."""
+"""After _START_SECONDS, a start fails once no stage has worked for this long. A large model on a slow disk may take an
+hour."""
 _END_SECONDS = 60.0
 _ANSWER_SECONDS = 60.0
-"""Ray answers within milliseconds, save on a machine that is busy with other things."""
+"""Ray answers within milliseconds, except on a busy machine."""
 
 
 def start_app(app: "Application", name: str, logging_config: dict[str, object], say: Callable[[str], None]) -> None:
-    """Deploys the application at the route `/`; returns once all of its replicas run. `say` gets a line each time that
-    other stages are up. Raises RuntimeError with the stages' own errors if one does not start, and also if the start
-    takes minutes and none of them works any more; NoRayError if Ray ends."""
+    """Deploys the application at the route `/`; returns once all of its replicas run. `say` gets a line for each change
+    of the stages' states. Raises RuntimeError with the stages' own errors if a stage does not start, or if the start
+    takes minutes and no stage works any more; NoRayError if Ray ends."""
     from ray import serve
 
     target = serve.RunTarget(app, name=name, route_prefix="/", logging_config=logging_config)
@@ -56,8 +56,8 @@ def start_app(app: "Application", name: str, logging_config: dict[str, object], 
 
 
 def end_app(name: str, *, within_s: float = _END_SECONDS, answer_s: float = _ANSWER_SECONDS) -> None:
-    """Deletes the application; returns once its last replica has ended. Raises RuntimeError if one goes on after
-    `within_s`, NoRayError if Ray ends or takes longer than `answer_s` for one answer."""
+    """Deletes the application; returns once its last replica has ended. Raises RuntimeError if a replica still runs
+    after `within_s`, NoRayError if Ray ends or takes longer than `answer_s` for one answer."""
     ask_ray(partial(begin_deletion, name), timeout_s=answer_s)
     deadline = time.monotonic() + within_s
     while name in _status(answer_s).applications:
@@ -74,7 +74,7 @@ def _status(timeout_s: float) -> "ServeStatus":
 
 def _states(application: "ApplicationStatusOverview") -> str:
     stages = application.deployments.items()
-    # A further model's stage has its name behind it, which stays as it is.
+    # A further model's stage ends with the model's name, which keeps its case.
     states = {name[0].lower() + name[1:]: stage.status.lower() for name, stage in stages}
     states = {name: {"healthy": "ready", "updating": "loading"}.get(state, state) for name, state in states.items()}
     return ", ".join(f"{name} {state}" for name, state in sorted(states.items()))

@@ -90,7 +90,7 @@ that is stopped leaves nothing that looks finished. SRC is only read. No more th
 _DEPLOY_SECONDS = 1800
 """Enough for new nodes to start and to download a model."""
 _INTERRUPTED = 130
-"""The exit status of a command that was to come to its end, as shells have it. To stop a server is no failure."""
+"""The exit status of a stopped command that should have finished, as in shells. Stopping a server is not a failure."""
 _CHECK_SECONDS = 0.5
 _SETTINGS = {
     "model": "model",
@@ -119,14 +119,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Stopped(KeyboardInterrupt):
-    """Raised when the process is asked to stop. It is not a plain KeyboardInterrupt: if one of those comes out of code
-    that is compiled on the way, as imports are, Python ends with the signal's status even though the interrupt was
-    caught later."""
+    """Raised when the process is asked to stop. A plain KeyboardInterrupt would not do: if one passes through an
+    import, Python exits with the signal's status although the interrupt was caught later."""
 
 
 def _stop_on_signals() -> None:
-    """Makes SIGTERM and SIGHUP shut down as cleanly as Ctrl-C. SIGTERM is also the way to stop a process in the
-    background, for which shells have Ctrl-C ignored, as `nohup` has SIGHUP."""
+    """Makes SIGTERM and SIGHUP shut down as cleanly as Ctrl-C. SIGHUP stays ignored under `nohup`. Background processes
+    need SIGTERM, because shells make them ignore Ctrl-C."""
 
     def stop(*_: object) -> None:
         raise _Stopped
@@ -151,7 +150,7 @@ def _serve(args: argparse.Namespace) -> int:
     if args.api_key:
         os.environ[api_keys.ENVIRONMENT_VARIABLE] = ",".join(args.api_key)
     port = args.port or free_port()
-    kill_orphans()  # one may have the port
+    kill_orphans()  # an orphan may hold the port
     try:
         host = check_address(args.host, port)
     except ValueError as error:

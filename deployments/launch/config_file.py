@@ -1,4 +1,4 @@
-"""The settings of a server: a Serve config file, changed by the command line, and checked before anything starts."""
+"""Reads a server's settings: a Serve config file, overridden by the command line and checked before anything starts."""
 
 import json
 import re
@@ -25,12 +25,10 @@ class ConfigError(ValueError):
 
 
 def load_config(path: Path | None, flags: Mapping[str, Any]) -> AppConfig:
-    """Returns the settings of a Serve config file (`args` of its only application), with `flags` in place of the file's
-    own values. Flags have the names of settings; a stage's settings have the stage's name in front, such as
-    `generate.tensor_parallel_size`.
+    """Returns the settings of a Serve config file (`args` of its only application), overridden by `flags`. Flags have
+    the names of settings; a stage's settings begin with the stage's name, such as `generate.tensor_parallel_size`.
 
-    Raises ConfigError, which names the file and the field.
-    """
+    Raises ConfigError, which names the file and the field."""
     settings, lines = ({}, _Lines(None)) if path is None else _read_settings(path)
     for name, value in flags.items():
         *sections, field = name.split(".")
@@ -58,15 +56,14 @@ def load_config(path: Path | None, flags: Mapping[str, Any]) -> AppConfig:
             raise ConfigError(f"{path}: {place}.{str(error).removeprefix('--')}") from error
     config = config.model_copy(update={"further_models": tuple(further)})
     try:
-        config.check_names()  # once more: links to one folder have its name
+        config.check_names()  # again: links to one folder resolve to the same name
     except ValueError as error:
         raise ConfigError(f"{path or 'settings'}: {error}") from error
     return config
 
 
 def _checked(config: ModelT) -> ModelT:
-    """Refuses a model that cannot be served. Makes its paths absolute: replicas do not start where the command line was
-    typed."""
+    """Refuses a model that cannot be served. Makes its paths absolute, because replicas start in another folder."""
     config = _with_adapters(_with_plugins(config))
     folder = Path(config.model).expanduser()
     if not folder.exists():
@@ -77,13 +74,13 @@ def _checked(config: ModelT) -> ModelT:
 
 
 class _Lines:
-    """Knows at which line of its file each field of a YAML document stands."""
+    """Maps each field of a YAML document to its line in the file."""
 
     def __init__(self, root: yaml.Node | None) -> None:
         self._root = root
 
     def of(self, location: Sequence[int | str]) -> int | None:
-        """Returns the line of the field at `location`, counted from 1. If the field is absent, this is the line of the
+        """Returns the line of the field at `location`, counted from 1. For an absent field, returns the line of the
         last field on the way to it."""
         node, line = self._root, None
         for part in location:
@@ -129,7 +126,7 @@ def _read_settings(path: Path) -> tuple[dict[str, Any], _Lines]:
 
 
 def _with_keys(config: AppConfig) -> AppConfig:
-    """Checks the file of keys, and makes its path absolute, because replicas start in another folder."""
+    """Checks the key file, and makes its path absolute, because replicas start in another folder."""
     if config.auth.keys_file is None:
         return config
     file = Path(config.auth.keys_file).expanduser().resolve()
@@ -141,7 +138,7 @@ def _with_keys(config: AppConfig) -> AppConfig:
 
 
 def _with_local_root(config: AppConfig) -> AppConfig:
-    """Does the same for the folder of media."""
+    """Makes the path of the media folder absolute."""
     if config.media.local_root is None:
         return config
     folder = _absolute_folder("media.local_root", config.media.local_root)
@@ -149,7 +146,7 @@ def _with_local_root(config: AppConfig) -> AppConfig:
 
 
 def _with_adapters(config: ModelT) -> ModelT:
-    """Does the same for the folder of a model's adapters."""
+    """Makes the path of the adapters' folder absolute."""
     if config.generate.adapters_folder is None:
         return config
     folder = _absolute_folder("generate.adapters_folder", config.generate.adapters_folder)
@@ -157,7 +154,7 @@ def _with_adapters(config: ModelT) -> ModelT:
 
 
 def _absolute_folder(setting: str, path: str) -> str:
-    """Refuses a path that is no folder."""
+    """Returns the absolute path. Raises ConfigError unless it is a folder."""
     folder = Path(path).expanduser().resolve()
     if not folder.is_dir():
         raise ConfigError(f"{setting}: {folder} is no folder")
@@ -165,8 +162,7 @@ def _absolute_folder(setting: str, path: str) -> str:
 
 
 def _check_hub_id(config: ModelConfig) -> None:
-    """Refuses a name that cannot be one on the Hugging Face Hub, a model that the hub does not have, and one that this
-    server cannot serve."""
+    """Refuses an invalid hub name, a model that the hub does not have, and a model that this server cannot serve."""
     model = config.model
     owner, slash, name = model.partition("/")
     if not slash or not _HUB_NAME.fullmatch(owner) or not _HUB_NAME.fullmatch(name):
@@ -185,8 +181,8 @@ def _check_hub_id(config: ModelConfig) -> None:
 
 
 def _with_plugins(config: ModelT) -> ModelT:
-    """Makes the path of the folder of plug-ins absolute, and refuses a plug-in that no installed package has. Only a
-    replica runs the modules of the folder, and finds out whether one has the plug-in."""
+    """Makes the path of the plug-ins' folder absolute, and refuses a plug-in that is not installed. Only a replica runs
+    the folder's modules and can check for a plug-in there."""
     choice = config.vision_plugin
     if choice.name is None:
         return config
@@ -200,8 +196,8 @@ def _with_plugins(config: ModelT) -> ModelT:
 
 
 def _check_family(argument: str, file: Path, *, has_plugin: bool) -> None:
-    """Refuses a model whose `model_type` this server cannot serve. With a plug-in a text model may be of any type
-    that has no vision half here; the engine refuses what it cannot run."""
+    """Refuses a model whose `model_type` this server cannot serve. With a plug-in, any type without a vision half may
+    pass; the engine refuses the types that it cannot run."""
     try:
         model_type = json.loads(file.read_text())["model_type"]
     except (OSError, ValueError, KeyError, TypeError) as error:

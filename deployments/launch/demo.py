@@ -19,7 +19,7 @@ _SHOWN_STAGES = {
 
 
 def run_demo(url: str, model: str) -> int:
-    """Asks every question of checkpoints/pictures/questions.json; returns 0 if all answers were right, else 1."""
+    """Asks every question of checkpoints/pictures/questions.json. Returns 0 if all answers are right, else 1."""
     examples = json.loads((PICTURES / "questions.json").read_text())
     num_wrong = 0
     for number, example in enumerate(examples, start=1):

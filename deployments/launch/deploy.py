@@ -27,13 +27,12 @@ _POLL_SECONDS = 0.5
 def deploy(
     path: Path, *, host: str | None, timeout_s: float | None, say: Callable[[str], None] = print_at_once
 ) -> None:
-    """Deploys the application of a Serve config file, in place of the one that the cluster has. Returns when every
-    stage is ready and the endpoint answers; `say` gets a line for each change until then.
+    """Deploys the application of a Serve config file, in place of the cluster's current one. Returns when every stage
+    is ready and the endpoint answers; `say` gets a line for each change until then.
 
-    `host` is the address to listen on, instead of the file's. `timeout_s` bounds the wait, in seconds; with None there
-    is none. Raises ConfigError if the file cannot work on this cluster, in which case nothing is sent. Raises
-    RuntimeError if there is no cluster, if a stage does not start, or when the time is over.
-    """
+    `host`: the address to listen on, instead of the file's. `timeout_s`: limit on the wait, in seconds; None: no wait.
+    Raises ConfigError, before anything is sent, if the file cannot work on this cluster. Raises RuntimeError if there
+    is no cluster, if a stage does not start, or at the time limit."""
     wanted = read_serve_file(path, host)
     with joined_cluster():
         import ray
@@ -51,15 +50,15 @@ def deploy(
 
 
 def read_serve_file(path: Path, host: str | None) -> "ServeDeploySchema":
-    """Returns what Ray Serve is to run. Folders and files that the settings name are absolute in it. Raises ConfigError
-    for a field that is unknown or wrong, in our part of the file or in Ray Serve's."""
+    """Returns the configuration for Ray Serve, with absolute paths of the folders and files in the settings. Raises
+    ConfigError for an unknown or wrong field, in our part of the file or in Ray Serve's."""
     from ray.serve.schema import HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
 
     config = load_config(path, {})
     document: dict[str, Any] = yaml.safe_load(path.read_text())
     (application,) = document["applications"]
     options = document.setdefault("http_options", {})
-    # Ray Serve passes over fields that it does not know.
+    # Ray Serve ignores unknown fields.
     for section, fields, name in (
         (document, ServeDeploySchema, ""),
         (options, HTTPOptionsSchema, "http_options."),
@@ -84,8 +83,8 @@ def _check_names(path: Path, section: Mapping[str, Any], fields: type[BaseModel]
 
 
 def check_host(host: str, num_nodes: int) -> None:
-    """Raises ConfigError for an address that no other node reaches, where there are others. Ray Serve's replicas would
-    listen on it, too, and the HAProxy of each other node would pass all requests through Ray's own, slower proxy."""
+    """Raises ConfigError for a loopback address if the cluster has other nodes. Ray Serve's replicas would listen on
+    it, too, and every other node's HAProxy would send all requests through Ray's own, slower proxy."""
     if num_nodes > 1 and _is_loopback(host):
         raise ConfigError(
             f"http_options.host: {host} cannot be reached from the other nodes of this cluster, which has {num_nodes}:"
@@ -101,7 +100,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _send(wanted: "ServeDeploySchema") -> set[str]:
-    """Starts Ray Serve if it does not run, and deploys. Returns the names of the stages that were there before."""
+    """Starts Ray Serve unless it runs, and deploys. Returns the names of the stages that existed before."""
     from ray import serve
     from ray.exceptions import RayTaskError
 
@@ -124,7 +123,7 @@ def _send(wanted: "ServeDeploySchema") -> set[str]:
 
 
 def _check_unchanged(wanted: "ServeDeploySchema", current: Any) -> None:
-    """Raises ConfigError for a setting of the endpoint that a running Ray Serve would keep as it is."""
+    """Raises ConfigError for a setting of the endpoint that a running Ray Serve would not change."""
     for name, value in wanted.http_options.model_dump().items():
         if (kept := getattr(current, name)) != value:
             raise ConfigError(
@@ -160,7 +159,7 @@ def _wait_for_stages(
 
 
 def _wait_for_endpoint(wanted: "ServeDeploySchema", deadline: float) -> None:
-    """Asks the endpoint on this node, if there is one here, until it says that all stages are ready."""
+    """Polls the endpoint on this node, if there is one, until all stages are ready."""
     import ray
     from ray import serve
 

@@ -1,4 +1,4 @@
-"""A Ray cluster of this machine alone, with one application on it: what `raylens serve` and `raylens demo` run."""
+"""A Ray cluster on this machine only, with one application, for `raylens serve` and `raylens demo`."""
 
 import errno
 import logging
@@ -38,11 +38,12 @@ from raylens.deployments.ray_internals.environment import (
 from raylens.deployments.server_log import FILE_VARIABLE, ray_logging, shown
 
 _NEWS_SECONDS = 10.0
-"""How long a replica of the ingress goes on after its end was decided."""
+"""Grace period: a replica of the ingress keeps serving this long after the decision to end it, so that HAProxy hears of
+it."""
 APP_NAME = "raylens"
 LOGGING = {"log_level": "INFO", "enable_access_log": False}
-"""The logging of replicas. Ray Serve's access log is off: the ingress has its own log of requests, and each stage gets
-several calls for a request and one every two seconds for its heartbeat."""
+"""The logging of replicas. Ray Serve's access log is off, because the ingress logs requests itself, and each stage gets
+several calls for a request and frequent heartbeats."""
 LOOPBACK = "127.0.0.1"
 HAS_HAPROXY = sys.platform == "linux"
 _READY_TIMEOUT_SECONDS = 300.0
@@ -52,13 +53,13 @@ _DRAIN_SECONDS = 8.0
 _KILL_SECONDS = 5.0
 """How long Ray Serve may take to kill the replicas that still answer after `drain_seconds`."""
 _LAST_ANSWER_SECONDS = 5.0
-"""A raylet that gets the signal, too, answers nobody any more, and ends after 10 s."""
+"""A raylet that gets the signal, too, stops answering at once and ends after 10 s."""
 _LOG_FILE = "server.log"
 _LASTING_PORTS = range(20_000, 30_000)
 
 
 def print_at_once(line: str) -> None:
-    """Prints the line without delay, also into a pipe or a file, where Python would hold it back."""
+    """Prints the line and flushes it, because Python buffers output to a pipe or a file."""
     print(line, flush=True)
 
 
@@ -72,11 +73,10 @@ def running_app(
     say: Callable[[str], None] = print_at_once,
     log: TextIO | None = None,
 ) -> Iterator[str]:
-    """Starts Ray and the application, yields its base URL once every stage is ready, and stops all of it.
+    """Starts Ray and the application, yields its base URL once every stage is ready, and stops everything.
 
-    `say` gets a line for each step of the start. `log` gets what the stages log. Raises RuntimeError if a stage does
-    not start.
-    """
+    `say` gets a line for each step of the start. `log` gets the stages' log. Raises RuntimeError if a stage does not
+    start."""
     num_cpus, scales = config.num_reserved_cpus, config.ingress.max_replicas > config.ingress.min_replicas
     with (
         local_ray(
@@ -101,15 +101,15 @@ def local_ray(
     """Runs a Ray cluster of this machine with Ray Serve's HTTP proxy on it. The cluster offers at least `num_cpus`
     CPUs. `ingress_scales`: replicas of the ingress may end while others serve.
 
-    Only the endpoint listens on `host`. All else listens on loopback, and files and sockets are for this user alone.
-    """
+    Only the endpoint listens on `host`. Everything else listens on loopback, and files and sockets are private to this
+    user."""
     keep_ray_token_private(Path.home())
     with ExitStack() as stack:
         folder = stack.enter_context(private_folder())
         stack.enter_context(owned_processes(folder))
         variables = _variables(folder, host) | ({} if dashboard else WITHOUT_DASHBOARD)
         if not ingress_scales:
-            # Nobody is to hear of an ingress that ends: it ends with the server.
+            # No grace period: every ingress ends with the server.
             variables |= draining(0)
         stack.enter_context(_environment(variables))
         if log is not None:
@@ -138,7 +138,7 @@ def deployed_app(
     config: AppConfig, *, host: str, port: int, say: Callable[[str], None] = print_at_once
 ) -> Iterator[str]:
     """Deploys the application on the running Ray Serve; yields its base URL once every stage is ready. Raises
-    RuntimeError at once if this machine lacks a resource that a stage reserves, as no other node can join."""
+    RuntimeError at once if this machine lacks a resource that a stage reserves, because no other node can join."""
     import ray
 
     from raylens.deployments.app import build_app
@@ -157,14 +157,13 @@ def deployed_app(
         yield url
     finally:
         say("shutting down")
-        with suppress(NoRayError):  # then its processes are killed
+        with suppress(NoRayError):  # its processes are killed later
             end_app(APP_NAME, within_s=config.updates.drain_seconds + _KILL_SECONDS, answer_s=_LAST_ANSWER_SECONDS)
 
 
 def on_one_machine(config: AppConfig) -> AppConfig:
-    """Returns the settings with other defaults, where the user has set nothing: a short end of replicas and for open
-    streams, since somebody waits for the prompt of a shell, and no fixed port for metrics, which the endpoint has of
-    its own node."""
+    """Returns the settings with other defaults for unset values: a short drain, because a user waits at a shell prompt,
+    and no fixed metrics port, because the endpoint reads its own node's metrics anyway."""
     updates, metrics = config.updates, config.metrics
     if "drain_seconds" not in updates.model_fields_set:
         updates = updates.model_copy(update={"drain_seconds": _DRAIN_SECONDS})
@@ -174,8 +173,8 @@ def on_one_machine(config: AppConfig) -> AppConfig:
 
 
 def _variables(folder: Path, host: str) -> dict[str, str]:
-    """Returns the environment of a cluster of one machine. HAProxy's files are in `folder`. Its ports are apart from
-    those of other clusters on this machine. Where Ray has no HAProxy, Ray's own proxy speaks HTTP."""
+    """Returns the environment of a cluster of one machine. HAProxy's files are in `folder`, and its ports are separate
+    from other clusters' ports on this machine. Without HAProxy, Ray's own proxy speaks HTTP."""
     variables = {
         **RAY_ENVIRONMENT,
         **ONE_MACHINE,
@@ -195,7 +194,7 @@ def _variables(folder: Path, host: str) -> dict[str, str]:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets the variables while the block runs, except for those that the user has set."""
+    """Sets the variables while the block runs, except the variables that the user has set."""
     own = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(own)
     try:
@@ -206,10 +205,9 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def check_address(host: str, port: int) -> str:
-    """Returns the numeric form of `host`, which is a name or an address of this machine on which `port` is free.
+    """Returns the numeric form of `host`, a name or an address of this machine, if `port` is free on it.
 
-    Raises ValueError if there is no such host, RuntimeError if the port cannot be had.
-    """
+    Raises ValueError if there is no such host, RuntimeError if the port is unavailable."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except OSError as error:
@@ -226,14 +224,14 @@ def check_address(host: str, port: int) -> str:
 
 
 def reachable_host(host: str) -> str:
-    """Returns the host that a client on this machine puts into a URL for a server that listens on `host`."""
+    """Returns the host for a local client's URL to a server that listens on `host`."""
     host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
     return f"[{host}]" if ":" in host else host
 
 
 def free_port() -> int:
-    """Returns a TCP port of the loopback interface on which nobody listens. It is none of those that systems give to
-    outgoing connections, or Ray Serve to replicas: it has to stay free until somebody listens on it."""
+    """Returns a free TCP port of the loopback interface. It lies outside of the ports that systems give to outgoing
+    connections, or Ray Serve to replicas, because it must stay free until a server listens on it."""
     while True:
         port = random.choice(_LASTING_PORTS)
         with socket.socket() as probe, suppress(OSError):
@@ -242,8 +240,8 @@ def free_port() -> int:
 
 
 def wait_for_health(url: str, deadline: float, poll_seconds: float) -> OSError | None:
-    """Asks the endpoint until it says that every stage is ready. Returns None then, or its last failure once `deadline`
-    has come, in seconds of `time.monotonic`."""
+    """Polls the endpoint until every stage is ready. Returns None then, or the last failure at `deadline`, in seconds
+    of `time.monotonic`."""
     while True:
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=_HEALTH_SECONDS):

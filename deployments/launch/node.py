@@ -1,10 +1,10 @@
 """`raylens node`: starts Ray on one node of a cluster, with the environment that Raylens needs there.
 
-What this node keeps is in one folder, `~/.raylens`, of this user alone: HAProxy's files and sockets, uploaded files,
-and on the head node what Ray knows of the cluster, so that a head that comes back goes on with it.
+The node keeps its files in one folder of this user alone, `~/.raylens`: HAProxy's files and sockets, uploaded files,
+and, on the head node, Ray's state of the cluster, from which a restarted head continues.
 
-HAProxy outlives `ray stop` and `ray down`, and would keep the endpoint's port. So a small process stays beside Ray, and
-ends what is left once Ray has ended."""
+HAProxy outlives `ray stop` and `ray down`, and would keep the endpoint's port. So a small process watches Ray, and ends
+the leftovers once Ray has ended."""
 
 import hashlib
 import os
@@ -27,18 +27,18 @@ _CODE = (
     *("constraints.txt", "pyproject.toml", "setup.py"),
     *("checkpoints", "cpu_kernels", "preprocess", "modeling", "encoder", "llm", "deployments", "raylens"),
 )
-"""What a node installs, and the folders that its processes read code, pages and the bundled model from."""
+"""Files and folders that a node installs or that its processes read code, pages and the bundled model from."""
 _COMPILED = (".pyc", ".so")
 _MARK = "started"
-"""Names the file with what the node was last started with."""
+"""Name of the file with the hash of the node's last start."""
 _LOOK_SECONDS = 2.0
 _NUM_LOOKS = 2
-"""So often no raylet is seen until Ray has ended, and is not just starting anew."""
+"""Ray has ended, and is not just restarting, after this many looks in a row without a raylet."""
 
 
 def start_node(arguments: Sequence[str]) -> int:
-    """Runs `ray start` with the arguments and returns its exit status. If Ray runs here already, started with the same
-    arguments and the same code, nothing is done; else it is stopped first."""
+    """Runs `ray start` with the arguments and returns its exit status. Does nothing if Ray already runs here with the
+    same arguments and code; stops a different Ray first."""
     keep_ray_token_private(Path.home(), make=False)
     folder = node_folder()
     mark, kind = folder / _MARK, kind_of_start(arguments, Path(__file__).parents[3])
@@ -61,7 +61,7 @@ def start_node(arguments: Sequence[str]) -> int:
 
 
 def node_folder() -> Path:
-    """Returns this node's folder, which is made if it is missing."""
+    """Returns this node's folder, and creates it if it is missing."""
     folder = Path.home() / ".raylens"
     folder.mkdir(mode=0o700, exist_ok=True)
     folder.chmod(0o700)
@@ -69,8 +69,8 @@ def node_folder() -> Path:
 
 
 def node_environment(folder: Path, *, is_head: bool) -> dict[str, str]:
-    """Returns the environment of Ray on a node. Its processes ask for the token in `~/.ray/auth_token`, which has to be
-    the same on all nodes."""
+    """Returns Ray's environment on a node. Ray's processes use the token in `~/.ray/auth_token`, which must be the same
+    on all nodes."""
     storage = head_storage(folder / "gcs") if is_head else {}
     if is_head:
         (folder / "gcs").mkdir(mode=0o700, exist_ok=True)
@@ -84,7 +84,7 @@ def node_environment(folder: Path, *, is_head: bool) -> dict[str, str]:
 
 
 def end_orphans(folder: Path) -> None:
-    """Ends the HAProxy whose files are in the folder."""
+    """Kills the HAProxy whose files are in the folder."""
     for pid, words in _processes():
         if Path(words[0]).name == "haproxy" and any(Path(word).is_relative_to(folder) for word in words):
             with suppress(ProcessLookupError):
@@ -92,7 +92,7 @@ def end_orphans(folder: Path) -> None:
 
 
 def watch(folder: Path) -> None:
-    """Waits until Ray has ended on this node, and then ends its HAProxy, and Ray's agents, if they have stayed."""
+    """Waits until Ray has ended on this node, then ends its HAProxy and any remaining Ray agents."""
     num_unseen = 0
     while num_unseen < _NUM_LOOKS:
         time.sleep(_LOOK_SECONDS)
@@ -113,8 +113,8 @@ def _ray_runs() -> bool:
 
 
 def kind_of_start(arguments: Sequence[str], root: Path) -> str:
-    """Returns a hash of all that makes a difference: the arguments, the file of the autoscaler, and the code below
-    `root`. Compiled files follow from the others."""
+    """Returns a hash of the arguments, the autoscaler's file and the code below `root`. Compiled files are left out,
+    because they follow from the others."""
     digest = hashlib.sha256("\0".join(arguments).encode())
     named = [Path(one.partition("=")[2]).expanduser() for one in arguments if one.startswith("--autoscaling-config=")]
     for file in [*_code_files(root), *(one for one in named if one.is_file())]:

@@ -1,4 +1,4 @@
-"""How far Ray Serve is with the stages of an application, in lines for people, and why a stage did not start."""
+"""Describes the progress of an application's stages for people, and why a stage did not start."""
 
 import re
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ def stage_lines(
 ) -> Mapping[str, str]:
     """Returns a line about each stage that has replicas, such as `Encode: starting, 1 of 2 replicas`.
 
-    `known`: the stages that were there before the deployment that is under way. `missing`: what the nodes lack for a
+    `known`: the stages that existed before the current deployment. `missing`: the resources that the nodes lack for a
     stage, see `placement.lacking`."""
     stages = sorted(application.deployments.items())
     return {
@@ -53,13 +53,13 @@ def _progress(stage: "DeploymentStatusOverview", was_there: bool, missing: str |
 
 
 def failed_stages(application: "ApplicationStatusOverview") -> Mapping[str, str]:
-    """Returns what Ray Serve says of each stage that did not start: a traceback."""
+    """Returns Ray Serve's traceback of each stage that did not start."""
     stages = application.deployments
     return {name: stage.message for name, stage in stages.items() if stage.status == "DEPLOY_FAILED"}
 
 
 def why_failed(application: "ApplicationStatusOverview") -> str:
-    """Returns one line: the error of each stage that did not start, which is the last line of its traceback."""
+    """Returns one line with the error of each stage that did not start, the last line of its traceback."""
     failed = failed_stages(application)
     if failed:
         return "; ".join(f"{name} did not start: {_last_line(message)}" for name, message in failed.items())

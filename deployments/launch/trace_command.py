@@ -1,4 +1,4 @@
-"""`raylens trace`: where the time of a request went, from the server's log or from an answer."""
+"""`raylens trace`: shows the stage times of a request, from the server's log or from an answer."""
 
 import argparse
 import shutil
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, say: Callable[[str], None] = print) -> int:
-    """Raises RuntimeError where there is nothing to draw, or a file cannot be read or written."""
+    """Raises RuntimeError if there is nothing to draw, or if a file cannot be read or written."""
     from raylens.deployments.operator.waterfall import as_svg, as_text, timed_request
 
     found = False
@@ -52,6 +52,6 @@ def run(args: argparse.Namespace, say: Callable[[str], None] = print) -> int:
 
 
 def _documents(text: TextIO) -> Iterator[str]:
-    """Yields each line, and an answer of several lines as a whole."""
+    """Yields each line, or a multi-line answer as a whole."""
     for line in text:
         yield line + text.read() if line.strip() == "{" else line

@@ -1,1 +1,1 @@
-"""How the ingress leads one request through the stages."""
+"""The ingress' side of the stages: sends each request through them."""

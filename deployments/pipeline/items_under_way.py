@@ -1,4 +1,4 @@
-"""The items of one request on their way to embeddings, and the work that the pipeline does meanwhile."""
+"""Makes the embeddings of one request's items, while the pipeline does other work."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -19,12 +19,12 @@ _SETTLE_SECONDS = 0.5
 
 ResultT = TypeVar("ResultT")
 Infos = list[ItemInfo | ObjectRef]
-"""The metadata of a request's items. There may be nothing yet behind a reference."""
+"""The metadata of a request's items. A reference may still be pending."""
 
 
 class _Item:
-    """One item's state. It `is_known` once Preprocess works on it, and `has_started` once Encode makes its embeddings,
-    or they are ready."""
+    """One item's state. `is_known`: Preprocess works on it. `has_started`: its embeddings are ready, or Encode makes
+    them."""
 
     def __init__(self) -> None:
         self.is_known, self.has_started = asyncio.Event(), asyncio.Event()
@@ -33,23 +33,23 @@ class _Item:
         self.is_pending = True
 
     def note(self, pending: PendingItem) -> None:
-        if not isinstance(self.info, ItemInfo):  # once it is there it stays the same, whoever announces it again
+        if not isinstance(self.info, ItemInfo):  # metadata never changes, even if announced again
             self.info = pending.info
         self.is_known.set()
-        if pending.ref is not None:  # else it was started before, and is processed again
+        if pending.ref is not None:  # else Preprocess works on it; an earlier reference stays
             self.ref = pending.ref
             self.has_started.set()
 
     async def run(self, embeddings: Awaitable[StoredItem]) -> None:
         stored = await embeddings
         self.is_pending = False
-        # A reference to the metadata stays, so that who got it sees that it is still the same.
+        # A pending reference to the metadata stays, because `with_pending` compares references.
         self.note(PendingItem(stored.info if self.info is None else self.info, stored.ref))
 
 
 class ItemsUnderWay:
-    """A context manager. Entering it starts to make all items. Leaving it cancels those that are still being made, and
-    gives back those that are made."""
+    """A context manager. Entering it starts to make all items. Leaving it cancels the unfinished items and releases the
+    finished ones."""
 
     _all: asyncio.Task[list[None]]
 
@@ -71,23 +71,23 @@ class ItemsUnderWay:
         self._all.cancel()
         await asyncio.wait([self._all])
         if not self._all.cancelled():
-            self._all.exception()  # somebody has seen it, or needs it no more
+            self._all.exception()  # retrieved, or asyncio logs it
         self._pins.close()
 
     async def with_infos(self, call: Callable[[Infos], Awaitable[ResultT]]) -> ResultT:
-        """Returns `call(infos)` with the metadata of all items, or references to it where Preprocess still works on
-        them. Raises the failure of the first item that fails."""
+        """Returns `call(infos)` with the metadata of all items, or references to it while Preprocess works on them.
+        Raises the failure of the first item that fails."""
         return await with_pending(self._infos, self._processed, call)
 
     async def processed_infos(self) -> list[ItemInfo] | None:
-        """Waits until every item is known. Returns the metadata of all items, or None if Preprocess still works on one.
+        """Waits until every item is known. Returns the metadata of all items, or None while Preprocess works on one.
         Raises the failure of the first item that fails."""
         infos = await self.meanwhile(self._infos())
         processed = [info for info in infos if isinstance(info, ItemInfo)]
         return processed if len(processed) == len(infos) else None
 
     async def started(self) -> None:
-        """Waits until every item's embeddings are ready or being made."""
+        """Waits until all embeddings are ready or Encode makes them."""
         await self.meanwhile(_wait_for(item.has_started for item in self._items))
 
     def hand_over(self) -> list[ItemEmbeddings]:
@@ -96,11 +96,10 @@ class ItemsUnderWay:
         return self._handed_over
 
     async def make_lost_again(self) -> None:
-        """Returns when all embeddings are there, after a call of Generate lost some that it was handed.
+        """Restores embeddings that a call of Generate lost. Returns once all are ready.
 
-        If the replica that was making one has died, another makes it already. If there is none that is made anew, a
-        node that held some is gone: all are dropped from the caches and made again.
-        """
+        If a replica died, another one has already replaced its item's reference. If no item has a new reference, the
+        node with the data is gone: evict all items and recompute them."""
         await self._finished()
         if [item.ref for item in self._items] == [item.ref for item in self._handed_over]:
             for loaded, item in zip(self._loaded, self._items, strict=True):
@@ -110,12 +109,12 @@ class ItemsUnderWay:
             await self._finished()
 
     async def settled(self) -> None:
-        """Waits a moment for the shards to tell of items whose embeddings Generate has had. Else these would be taken
-        for items that nobody needs any more, and their times would be missing."""
+        """Waits briefly for the shards to report items that Generate already has. Without it these items would be
+        cancelled as unneeded, and their times would be missing."""
         await asyncio.wait([self._all], timeout=_SETTLE_SECONDS)
 
     async def meanwhile(self, work: Awaitable[ResultT]) -> ResultT:
-        """Returns the result of `work`. Raises an item's failure as soon as there is one."""
+        """Returns the result of `work`. Raises an item's failure at once."""
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait([task, self._all], return_when=asyncio.FIRST_COMPLETED)
@@ -123,7 +122,7 @@ class ItemsUnderWay:
                 await self._finished()
             return await task
         finally:
-            # Not left before it has ended, for it may be the next step of a generator that is closed then.
+            # Wait for its end: it may be a step of a generator that the caller closes next.
             task.cancel()
             await asyncio.wait([task])
 
@@ -139,7 +138,7 @@ class ItemsUnderWay:
                 if not isinstance(info, ItemInfo):
                     await info
         except Exception:
-            await self._finished()  # raises, unless another replica has made it
+            await self._finished()  # raises, unless another replica made the item
 
     def _start(self) -> None:
         self._items = [_Item() for _ in self._loaded]

@@ -1,4 +1,4 @@
-"""Leaves a prompt the last of its pictures, as text-generation-webui does unless all are to be added."""
+"""Removes all pictures of a prompt but the last, as text-generation-webui does by default."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,8 +11,8 @@ from raylens.preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, par
 def with_last_picture(prompt: Prompt, media: Sequence[MediaSource]) -> tuple[Prompt, list[MediaSource]]:
     """Returns the prompt and its media without any picture but the last one.
 
-    It concerns conversations, and texts with pictures in them. Pictures beside a prompt belong to placeholders that the
-    client has counted, so they stay."""
+    This applies to conversations and to texts with pictures in them. Pictures beside a prompt stay, because the client
+    has counted their placeholders."""
     pictures = [source for source in media if source.modality == "image"]
     if len(pictures) < 2:
         return prompt, list(media)

@@ -1,9 +1,8 @@
-"""Keeps pictures in base64 apart from the JSON of the body that they come in.
+"""Separates pictures in base64 from the JSON of their body.
 
-Parsing a body of 90 MB as one piece takes a tenth of a second, in which a replica answers no other client, and copies
-all of it. So this module takes stretches that look like base64 out while the body comes in, and leaves a mark in place
-of each. The JSON parser then gets little. A mark stands inside the text that its stretch was a part of. A client
-cannot guess a mark."""
+Parsing 90 MB of JSON at once copies all of it and blocks a replica's other clients for a tenth of a second. So this
+module cuts stretches that look like base64 out of the body as it arrives, and leaves a mark in place of each. The JSON
+parser then gets a small body. A mark stands inside the text of its stretch. Clients cannot guess a mark."""
 
 import re
 import secrets
@@ -12,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 SLICE_BYTES = 2**15
-"""A stretch is made of whole slices of the body. A shorter rest stays in the JSON."""
+"""A stretch consists of whole slices of this size. A shorter rest stays in the JSON."""
 
 _MARKS = (b'"', b"\\", b",", b"[", b"{")
 _LONGEST_ESCAPE = 5  # bytes of "\\uXXXX" behind its backslash
@@ -22,16 +21,16 @@ _PICTURE_IN_TEXT = re.compile(r'(<img src="data:[^"]*">)')
 
 
 class LongTexts:
-    """The long texts of one body. Call `take` for each chunk of the body and `rest` at the end: they return the body
+    """The long texts of one body. Call `take` for each chunk of the body and `rest` at the end. They return the body
     with marks, in order."""
 
     def __init__(self) -> None:
-        self._nonce = "x" + secrets.token_hex(16)  # a letter first: outside of a text it is no JSON
+        self._nonce = "x" + secrets.token_hex(16)  # the letter makes it invalid JSON outside of a text
         self._stretches: list[list[bytes]] = []
         self._is_in_stretch = False
-        self._has_begun_text = False  # before the first, all is JSON, or none of it
+        self._has_begun_text = False  # no stretch begins before the first text
         self._pending = b""
-        self._end = b""  # of what has been returned
+        self._end = b""  # the last bytes that were returned as JSON
 
     @cached_property
     def _mark(self) -> re.Pattern[str]:
@@ -48,7 +47,7 @@ class LongTexts:
         return pending
 
     def _kept(self, data: bytes) -> bytes:
-        """Returns what stays in the JSON of a slice: all of it, nothing, or the mark of a new stretch."""
+        """Returns the JSON that stays of a slice: all of it, nothing, or the mark of a new stretch."""
         if not self._has_begun_text or not _is_like_base64(data) or (not self._is_in_stretch and b"\\" in self._end):
             self._is_in_stretch = False
             self._has_begun_text = self._has_begun_text or b'"' in data
@@ -62,7 +61,7 @@ class LongTexts:
         return f"{self._nonce}{len(self._stretches) - 1:08x}".encode()
 
     def restored(self, body: Any) -> Any:
-        """A parsed body with its texts whole again, but for the URLs of media, whose `pieces` are read from here."""
+        """Returns a parsed body with its texts restored. URLs of media keep their marks; `pieces` reads them."""
         if not self._stretches:
             return body
         if not isinstance(body, dict):
@@ -73,7 +72,7 @@ class LongTexts:
         }
 
     def pieces(self, text: str) -> list[bytes]:
-        """`text`, which may have marks in it, as ASCII or UTF-8."""
+        """Returns `text`, with its marks replaced, as ASCII or UTF-8."""
         return list(self._pieces(text))
 
     def text(self, marked: str) -> str:
@@ -107,5 +106,5 @@ class LongTexts:
 
 
 def _is_like_base64(data: bytes) -> bool:
-    """Whether it has none of what ends a text in JSON, what escapes in one, and what stands between numbers."""
+    """Returns whether the data has no character that ends or escapes a text, or stands between values, in JSON."""
     return data.isascii() and not any(mark in data for mark in _MARKS) and not data.isspace()

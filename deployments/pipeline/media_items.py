@@ -1,4 +1,4 @@
-"""The items of a request: fetched, checked and hashed here, then ordered from the items that all ingresses share."""
+"""Fetches, checks and hashes the items of a request, then orders them from the items that all ingresses share."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -27,8 +27,8 @@ from raylens.preprocess.schema import InvalidRequestError, ItemInfo, ProcessorId
 
 @dataclass(frozen=True, slots=True)
 class LoadedItem:
-    """An item, the hash that names it in both caches, and its work in pixels. `content` is None where the client only
-    named the item: then it must be in a cache. `model`: whose stages make it, see `ItemOrder`."""
+    """An item, its hash in both caches, and its work in pixels. `content`: None if the client sent only a name; then
+    the item must be in a cache. `model`: the model whose stages make the item, see `ItemOrder`."""
 
     source: MediaSource
     content: bytes | None
@@ -53,8 +53,8 @@ class LoadedItem:
 
 
 class MediaItems:
-    """Loads the items of requests, and gets what the stages of a `model` make of them, see `ItemOrder`. See StageCalls
-    for `on_reply`."""
+    """Loads the items of requests and gets their results from the stages of a `model`, see `ItemOrder`. `on_reply`: see
+    StageCalls."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class MediaItems:
         return items
 
     async def processed_of(self, request: PipelineRequest, item: LoadedItem) -> ItemInfo:
-        """Returns the metadata of the item, processed but not encoded, for prompts that are only rendered."""
+        """Returns the metadata of the item, processed but not encoded, for `/render`."""
         with _naming(request, item.source):
             made = await self._items.processed_of(item.order_of(request))
         self._note(request, item, made.trace)
@@ -108,8 +108,8 @@ class MediaItems:
     async def embeddings_of(
         self, request: PipelineRequest, item: LoadedItem, on_pending: OnPending, pins: ExitStack
     ) -> StoredItem:
-        """Returns the item with its embeddings, which stay until `pins` is closed. See `ItemMaker.embeddings_of` for
-        `on_pending`."""
+        """Returns the item with its embeddings, which are kept until `pins` is closed. `on_pending`: see
+        `ItemMaker.embeddings_of`."""
         with _naming(request, item.source):
             made = await self._items.embeddings_of(item.order_of(request), on_pending, pins)
         self._note(request, item, made.trace)
@@ -118,7 +118,7 @@ class MediaItems:
         return made.stored
 
     def evict(self, item: LoadedItem, lost: ObjectRef) -> None:
-        """Drops an item whose embeddings are lost, because the node that held them is gone."""
+        """Evicts an item whose embeddings are lost with their node."""
         self._items.evict(item.mm_hash, lost)
 
     def _note(self, request: PipelineRequest, item: LoadedItem, trace: ItemTrace) -> None:
@@ -139,7 +139,7 @@ class MediaItems:
             )
 
     async def _contents(self, request: PipelineRequest) -> list[tuple[bytes | None, int]]:
-        """Loads all contents side by side. The first failure ends the others; too many bytes in all is one."""
+        """Loads all contents in parallel. The first failure cancels the others. Too many bytes in all are a failure."""
         num_bytes = 0
 
         async def load(source: MediaSource) -> tuple[bytes | None, int]:
@@ -202,7 +202,7 @@ class MediaItems:
 
 
 async def all_or_none(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Runs the coroutines side by side and returns their results. The first failure ends the others and is raised."""
+    """Runs the coroutines in parallel and returns their results. The first failure cancels the others and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one) for one in coroutines]
@@ -229,7 +229,7 @@ def _naming(request: PipelineRequest, source: MediaSource) -> Iterator[None]:
 
 
 def _of_item(error: InvalidRequestError, request: PipelineRequest, source: MediaSource) -> InvalidRequestError:
-    """Returns a library's error about a media item with the client's name for the item, or for the option."""
+    """Returns a library's error about a media item, with the client's name for the item or the option."""
     if error.field in ("media", "file_id"):
         return error.for_field(source.field)
     field, _, option = error.field.rpartition(".")

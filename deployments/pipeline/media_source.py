@@ -6,15 +6,15 @@ from raylens.deployments.pipeline.long_texts import LongTexts
 from raylens.preprocess.data_url import DataUrl, is_data_url
 
 UPLOAD_SCHEME = "upload:"
-"""The beginning of URLs of files that were uploaded before."""
+"""The scheme of URLs of uploaded files."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaSource:
-    """A URL (data:, http(s):, file: or upload:), a name for it (`uuid`), or both. A name alone stands for the item that
-    was last sent with it. `field` names the item in errors. `is_precomputed`: the content is no media file but
-    tensors, see `preprocess/precomputed.py`. `texts`: of the body that it came with. `num_pixels`: its work, where the
-    content is in the URL itself, see `preprocess/pixel_count.py`."""
+    """A URL (data:, http(s):, file: or upload:), a name for it (`uuid`), or both. A name alone stands for the item last
+    sent with it. `field`: the item's name in errors. `is_precomputed`: the content is tensors, not a media file, see
+    `preprocess/precomputed.py`. `texts`: the long texts of its body. `num_pixels`: the work of an item whose content is
+    in the URL itself, see `preprocess/pixel_count.py`."""
 
     url: str | None
     field: str
@@ -26,7 +26,7 @@ class MediaSource:
 
     @property
     def data(self) -> DataUrl | None:
-        """The content, where it is in the URL itself."""
+        """The content, if it is in the URL itself."""
         if self.url is None or not is_data_url(self.url):
             return None
         return DataUrl([self.url.encode()] if self.texts is None else self.texts.pieces(self.url))

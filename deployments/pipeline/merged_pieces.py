@@ -1,4 +1,4 @@
-"""Merges the answers to several prompts, which the stages compute side by side, into one stream."""
+"""Merges the answers to several prompts, computed in parallel, into one stream."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence

@@ -17,16 +17,16 @@ from raylens.deployments.wire.private_port import PrivatePort, Reader, Writer
 from raylens.deployments.wire.stage_messages import GeneratedText
 
 _LATE_SECONDS = 10.0
-"""How long pieces may take that were sent before their call ended."""
+"""How long pieces may arrive after their call ended."""
 _BATCH_BYTES = 1024
-"""Packed pieces of a call that are unpacked together: what a tenant may read in one turn."""
+"""Limit on packed pieces that are unpacked together: the amount that a tenant may read in one turn."""
 
 StartCall = Callable[[PieceAddress], DeploymentResponse[Any]]
 
 
 class PieceReceiver:
-    """Listens for the pieces of calls to Generate, and hands each call its own, in `turns` between tenants. Use it on
-    one event loop."""
+    """Receives the pieces of calls to Generate and gives them to their calls, in `turns` between tenants. Use it on one
+    event loop."""
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
@@ -42,8 +42,8 @@ class PieceReceiver:
         await self._port.close()
 
     def call(self, start: StartCall, tenant: str) -> "AnswerStream":
-        """Returns what `start`, which calls Generate with the given address, brings. The call begins when the stream is
-        read."""
+        """Returns the answers of the call that `start` makes to Generate with the given address. Reading the stream
+        starts the call."""
         address = PieceAddress(self._port.address, next(self._numbers))
         return AnswerStream(address, start, self._calls, lambda cost: self._turns.take(tenant, cost))
 
@@ -58,13 +58,13 @@ class PieceReceiver:
                     if is_last:
                         seen.discard(number)
         finally:
-            # The replica has gone. Ray may hear of that much later: of a lost node after some seconds.
+            # The replica is gone. Ray may notice much later: a lost node only after seconds.
             for number in seen.intersection(self._calls):
                 self._calls[number].lose()
 
 
 class AnswerStream:
-    """The pieces that one call of Generate brings, in lists: those of an answer that are ready together are one."""
+    """The pieces of one call to Generate, in lists. Pieces of an answer that are ready together become one."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class AnswerStream:
         calls: "dict[int, AnswerStream]",
         turn: Callable[[int], Awaitable[None]],
     ) -> None:
-        """`turn(num_bytes)` waits until so many bytes of pieces may be read."""
+        """`turn(num_bytes)` waits until this many bytes of pieces may be read."""
         self._address = address
         self._start = start
         self._calls = calls
@@ -96,7 +96,7 @@ class AnswerStream:
         self._news.set()
 
     async def __aiter__(self) -> AsyncGenerator[list[GeneratedText]]:
-        """Raises what the call raises, and PiecesLostError where the connection is lost, or the call ends well and its
+        """Raises the call's own error, and PiecesLostError if the connection is lost, or if the call ends well but its
         pieces do not come."""
         self._calls[self._address.number] = self
         self._response = self._start(self._address)
@@ -115,10 +115,10 @@ class AnswerStream:
                     await self._wait(None)
         finally:
             del self._calls[self._address.number]
-            call.add_done_callback(_read_failure)  # after the last piece nobody else does
+            call.add_done_callback(_read_failure)  # nothing else awaits the call after the last piece
 
     async def _next(self) -> list[GeneratedText]:
-        """Returns what waits, up to a batch of it, once it is the tenant's turn."""
+        """Returns up to a batch of the waiting pieces, at the tenant's turn."""
         await self._turn(min(_BATCH_BYTES, self._num_waiting_bytes))
         pieces, end = list[GeneratedText](), self._num_waiting_bytes - _BATCH_BYTES
         while self._waiting and self._num_waiting_bytes > end:
@@ -142,7 +142,7 @@ class AnswerStream:
 
 
 def joined(pieces: list[GeneratedText]) -> list[GeneratedText]:
-    """Returns one piece for each answer, of the same content as `pieces`."""
+    """Merges `pieces` into one for each answer."""
     if len(pieces) <= 1:
         return pieces
     of_answers: dict[int, list[GeneratedText]] = {}

@@ -28,9 +28,9 @@ from raylens.deployments.wire.stage_messages import GeneratedText, UnrenderedPro
 from raylens.preprocess.schema import ChatPrompt, InvalidRequestError, ProcessedPrompt, ProcessorIdentity, TextPrompt
 
 Rendering = EarlyResult[ProcessedPrompt | ObjectRef, ProcessedPrompt]
-"""A request's prompt, and before it is there a reference to it."""
+"""A request's prompt, or a reference to it while it is pending."""
 GivenPrompt: TypeAlias = UnrenderedPrompt | ProcessedPrompt | ObjectRef
-"""What Generate may be given of a prompt."""
+"""The forms in which Generate takes a prompt."""
 Begun: TypeAlias = tuple[list[GeneratedText], AsyncGenerator[list[GeneratedText]]]
 """The first pieces of a request's answers, and a generator of the others."""
 
@@ -52,8 +52,8 @@ class Pipeline:
         model: str = "",
         chooses_by_prefix: bool = False,
     ) -> None:
-        """`model`: see `ItemOrder`. `chooses_by_prefix`: Generate has several replicas, and a prompt goes to the one
-        that has its beginning."""
+        """`model`: see `ItemOrder`. `chooses_by_prefix`: Generate has several replicas, and a prompt goes to the
+        replica with its cached prefix."""
         self._preprocess = preprocess
         self._generate = generate
         self._generate_text = by_grpc(generate)
@@ -67,15 +67,14 @@ class Pipeline:
         await self._receiver.open()
 
     async def run(self, request: PipelineRequest, processor: ProcessorIdentity) -> AsyncGenerator[list[GeneratedText]]:
-        """Yields the answers' pieces, those that are ready together as one list.
+        """Yields the answers' pieces; pieces that are ready together are one list.
 
-        No stage waits for the pipeline to hear of a result that the stage needs: Encode and the rendering of the prompt
-        get references to what Preprocess is still making. Generate is called as soon as every item is being encoded,
-        with a reference to the prompt, and gets the embeddings as they come. A failure before the first piece is tried
-        again where that can help (`StageCalls`).
+        Stages do not wait for the pipeline to receive their inputs. Encode and the rendering of the prompt get
+        references to pending results of Preprocess. The pipeline calls Generate once every item is being encoded, with
+        a reference to the prompt; the embeddings follow as they are ready. A failure before the first piece is retried
+        where that can help (`StageCalls`).
 
-        Raises InvalidRequestError for a mistake of the client, a StageError for a failure of the server.
-        """
+        Raises InvalidRequestError for a mistake of the client, a StageError for a failure of the server."""
         items = await self._items.load(request, processor)
         async with ItemsUnderWay(self._items, request, items) as under_way, AsyncExitStack() as opened:
             unrendered = await self._unrendered(request, items, under_way)
@@ -92,7 +91,7 @@ class Pipeline:
                 ready = await anext(answers, [])
 
     async def render(self, request: PipelineRequest, processor: ProcessorIdentity) -> tuple[ProcessedPrompt, list[str]]:
-        """Returns what the engine would get of the request, and each item's modality, without encoding anything."""
+        """Returns the engine's input for the request, and each item's modality, without encoding anything."""
         items = await self._items.load(request, processor)
         infos = await all_or_none([self._items.processed_of(request, one) for one in items])
         prompt = await self._render(request, items, lambda render: render(infos))
@@ -140,8 +139,8 @@ class Pipeline:
     async def _unrendered(
         self, request: PipelineRequest, items: Sequence[LoadedItem], under_way: ItemsUnderWay
     ) -> UnrenderedPrompt | None:
-        """Returns the prompt for Generate to render, or None if it is long, or Preprocess still works on an item of
-        it."""
+        """Returns the prompt for Generate to render. None: it is long, or Preprocess still works on one of its
+        items."""
         infos = await under_way.processed_infos() if items else []
         if infos is None or not request.is_short(sum(len(info.expansion.token_ids) for info in infos)):
             return None
@@ -168,7 +167,7 @@ class Pipeline:
         rendering = await opened.enter_async_context(aclosing(self._rendering(request, items, under_way)))
 
         async def begin(prompt: ProcessedPrompt | ObjectRef) -> Begun:
-            # Again with the prompt itself: what the reference is to may have gone with its node.
+            # A retry sends the prompt itself: the referenced object may be lost with its node.
             return await self._begin(request, items, under_way, lambda: rendering.result_or(prompt), opened)
 
         async with _naming_item(items, rendering.result):
@@ -184,8 +183,8 @@ class Pipeline:
         prompt: Callable[[], GivenPrompt],
         opened: AsyncExitStack,
     ) -> Begun:
-        """Calls Generate once all items are being encoded. `prompt` is called for each attempt. `opened` closes the
-        generator that is returned."""
+        """Calls Generate once all items are being encoded. Each attempt calls `prompt`. `opened` closes the returned
+        generator."""
         affinity = None
         if self._chooses_by_prefix:
             mm_hashes = [item.mm_hash for item in items]

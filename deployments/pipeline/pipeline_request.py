@@ -1,4 +1,4 @@
-"""One prompt of a client's request: what is asked of the pipeline, and what happened on its way."""
+"""One prompt of a client's request, and the record of its way through the pipeline."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -11,14 +11,14 @@ from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, PromptTruncation, StageTime, TextPrompt
 
 CHARS_PER_TOKEN = 4
-"""About so many characters of a text are a token."""
+"""Approximate characters of text in one token."""
 _SHORT_PROMPT_TOKENS = 2048
 
 
 @dataclass(slots=True)
 class RequestTrace:
-    """What happened to a request: the ids of its rendered prompt if they were asked for, the times of the stages, and
-    how many of its items each cache held. The pipeline fills it in."""
+    """The pipeline's record of a request: the ids of its rendered prompt if the request asked for them, the times of
+    the stages, and the number of its items in each cache."""
 
     prompt_token_ids: list[int] = field(default_factory=list)
     times: list[StageTime] = field(default_factory=list)
@@ -36,8 +36,8 @@ class RequestTrace:
 
 
 def seconds_by_stage(times: Iterable[StageTime]) -> dict[str, float]:
-    """Returns the seconds of each stage of the waterfall. Items and prompts run side by side: a stage's time is that of
-    the slowest."""
+    """Returns the seconds of each stage of the waterfall. Items and prompts run in parallel, so the slowest one
+    counts."""
     seconds: dict[str, float] = {}
     for one in times:
         if one.stage != DECODE:
@@ -47,16 +47,13 @@ def seconds_by_stage(times: Iterable[StageTime]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class PipelineRequest:
-    """What is asked. `context`: of the client's request, which may bring several of these.
+    """One prompt for the pipeline. `context`: of the client's request, which may bring several prompts.
 
-    `media`: the prompt's items, in its order. `options`: the client's settings of the processor; `video_options`: those
-    for videos only. `cache_salt`: requests with different ones share neither items nor prefixes. `cache_key`: those
-    with the same one belong together, by their client's word, and go to the same replica of Generate. `adapter`: the
-    name of the LoRA adapter that answers, if any.
-    `priority`: requests with a lower one go first.
-    `returns_prompt_ids`: whether `trace` is to have the ids of the prompt's tokens.
-    `on_fetched` is told the bytes and the pixels of each item that had to be fetched; what it raises ends the request.
-    """
+    `media`: the prompt's items, in its order. `options`: the client's processor settings. `video_options`: additional
+    settings for videos only. `cache_salt`: requests with different salts share neither items nor prefixes. `cache_key`:
+    requests with the same key go to the same replica of Generate. `adapter`: the name of the answering LoRA adapter, if
+    any. `priority`: lower values go first. `returns_prompt_ids`: whether `trace` gets the ids of the prompt's tokens.
+    `on_fetched`: gets the bytes and the pixels of each fetched item; its error ends the request."""
 
     request_id: str
     prompt: Prompt
@@ -75,35 +72,35 @@ class PipelineRequest:
     trace: RequestTrace = field(default_factory=RequestTrace)
 
     def is_short(self, num_item_tokens: int = 0) -> bool:
-        """Returns whether Generate may render the prompt itself, which saves a call. `num_item_tokens`: of its items. A
-        long prompt would take time of the interpreter that Generate decodes with."""
+        """Returns whether Generate may render the prompt itself, which saves a call. `num_item_tokens`: of the prompt's
+        items. Rendering a long prompt would take interpreter time from decoding."""
         num_tokens = estimated_tokens(self.prompt) + num_item_tokens
         return not self.returns_prompt_ids and num_tokens <= _SHORT_PROMPT_TOKENS
 
     @property
     def prefix_salt(self) -> str:
-        """Returns what requests must have in common for their prompts to share a prefix. Items are shared by all
-        adapters, which leave the vision half as it is."""
+        """Requests share prefixes only if this is equal. Items are shared by all adapters, which do not change the
+        vision half."""
         return self.cache_salt if self.adapter is None else f"{self.cache_salt}\0{self.adapter}"
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """Returns the stages that the request may need."""
+        """The stages that the request may need."""
         if self.media:
             return "shared", "preprocess", "encode", "generate"
         return ("generate",) if self.is_short() else ("preprocess", "generate")
 
     def options_of(self, source: MediaSource) -> dict[str, Any]:
-        """Returns the client's settings of the processor for an item."""
+        """Returns the client's processor settings for an item."""
         return self.options | self.video_options if source.modality == "video" else self.options
 
     def num_alike(self, source: MediaSource) -> int:
-        """The number of items of the source's modality in the request, the source's own included."""
+        """Returns the number of items of the source's modality in the request, including the source."""
         return sum(other.modality == source.modality for other in self.media)
 
 
 def estimated_tokens(prompt: Prompt) -> int:
-    """Returns about how many tokens the prompt has besides those of its items."""
+    """Estimates the prompt's tokens, without those of its items."""
     if isinstance(prompt, ChatPrompt):
         num_chars = prompt.num_chars
     elif isinstance(prompt, TextPrompt):

@@ -1,19 +1,19 @@
-"""The event loop's time, in turns between tenants: a tenant with much to do keeps no other tenant waiting."""
+"""Divides the event loop's time between tenants, so that a busy tenant does not delay the others."""
 
 import asyncio
 from collections import deque
 
 _QUANTUM_BYTES = 1024
-"""Packed pieces of answers that a tenant's requests may read in one iteration of the event loop: about 25 plain tokens,
-or three with 20 log-probabilities each. To format them takes about half a millisecond, and a request of another tenant
-waits for a dozen iterations until its first token."""
+"""Bytes of packed answer pieces that a tenant's requests may read in one iteration of the event loop: about 25 plain
+tokens, or three with 20 log-probabilities each. Formatting them takes about half a millisecond, and another tenant's
+request needs a dozen iterations until its first token."""
 
 
 class Turns:
-    """Lets each tenant do a quantum of work in each iteration of the event loop. Within a tenant, work goes by arrival.
-    After larger work the tenant leaves out iterations (deficit round robin).
+    """Gives each tenant a quantum of work in each iteration of the event loop (deficit round robin). Within a tenant,
+    work goes by arrival. After larger work, the tenant skips iterations.
 
-    A tenant that does less never waits. A tenant alone hardly does, for iterations without work take microseconds."""
+    A tenant below its quantum never waits. A lone tenant hardly waits, because empty iterations take microseconds."""
 
     def __init__(self, quantum: int = _QUANTUM_BYTES) -> None:
         self._quantum = quantum
@@ -21,7 +21,7 @@ class Turns:
         self._waiting: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}
 
     async def take(self, tenant: str, cost: int) -> None:
-        """Waits for the tenant's turn to do work of this cost. Do it before the next `await`."""
+        """Waits for the tenant's turn to do work of this cost. Do the work before the next `await`."""
         if tenant not in self._waiting and self._spent.get(tenant, 0) < self._quantum:
             self._spend(tenant, cost)
             return
@@ -41,7 +41,7 @@ class Turns:
         for tenant, waiting in list(self._waiting.items()):
             while waiting and self._spent.get(tenant, 0) < self._quantum:
                 turn, cost = waiting.popleft()
-                if not turn.done():  # else its request has ended
+                if not turn.done():  # else its request ended
                     self._spend(tenant, cost)
                     turn.set_result(None)
             if not waiting:
