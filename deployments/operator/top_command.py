@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns the exit status. Raises NoAnswerError where the server gives no metrics."""
+    """Returns the exit status. Raises NoAnswerError if the server gives no metrics."""
     from raylens.deployments.operator.watching import top
 
     return top(RunningServer.named_by(args), args.interval, once=args.once)
