@@ -1,7 +1,7 @@
 """The program `raylens-haproxy`: starts HAProxy for Ray Serve with a configuration that withstands hostile clients.
 
-It rewrites Ray Serve's configuration (`deployments/ray_internals/haproxy_config.py`) and then becomes HAProxy. It
-imports only the standard library and HAProxy's package, so it starts within milliseconds."""
+It rewrites Ray Serve's configuration (`deployments/ray_internals/haproxy_config.py`) and then becomes HAProxy. Beside
+that module it imports only the standard library and HAProxy's package, so it starts within milliseconds."""
 
 import ctypes
 import json
