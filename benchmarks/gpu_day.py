@@ -45,12 +45,12 @@ PARTS = (
 )
 RESULTS = Path(__file__).parent / "results"
 _DEVICE_NAME = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
-"""In a process of its own: this one holds none of the GPU's memory."""
+"""In a separate process, so that this one takes no GPU memory."""
 _WIDTH = 22
 
 
 def chosen_parts(names: list[str] | None, device: str, *, tiny: bool) -> list[Part]:
-    """Returns the parts with their arguments for the device, in the order of PARTS."""
+    """Returns the selected parts with their arguments for the device, in the order of PARTS."""
     options = ("--device", device, *(("--tiny",) if tiny else ()))
     return [
         Part(part.name, (*part.arguments, *options), part.seconds, part.needs)
@@ -60,7 +60,7 @@ def chosen_parts(names: list[str] | None, device: str, *, tiny: bool) -> list[Pa
 
 
 def run_all(parts: list[Part], seconds: float, document: Document, output: Path | None) -> dict[str, Outcome]:
-    """Runs one part after the other, as long as there is time, and writes the document after each."""
+    """Runs one part after the other until the time is up, and writes the document after each."""
     deadline = time.monotonic() + seconds
     outcomes: dict[str, Outcome] = {}
     for part in parts:
@@ -74,7 +74,7 @@ def run_all(parts: list[Part], seconds: float, document: Document, output: Path 
 
 
 def table(outcomes: dict[str, Outcome]) -> Iterator[str]:
-    """Yields the lines of the table: a part's result, its figures, and what went wrong."""
+    """Yields the table's lines: each part's result, figures, and failure."""
     for name, outcome in outcomes.items():
         yield f"{name:<{_WIDTH}}{outcome.state:<10}{outcome.seconds:>7.1f} s  {outcome.reason}".rstrip()
         for measured, figures in outcome.document.get("measured", {}).items():
@@ -95,7 +95,7 @@ def rows(name: str, figures: Any) -> Iterator[str]:
 
 
 def device_name(device: str) -> str:
-    """Returns the name of the device, "" where PyTorch sees no GPU."""
+    """Returns the name of the device, "" if PyTorch sees no GPU."""
     if device == "cpu":
         return "cpu"
     asked = subprocess.run([sys.executable, "-c", _DEVICE_NAME], capture_output=True, text=True, cwd=TREE, check=False)
