@@ -1,4 +1,4 @@
-"""Attacks of hostile clients. Each runs until it is told to stop."""
+"""Attacks of hostile clients. Each runs until its `stop` event is set."""
 
 import asyncio
 import io

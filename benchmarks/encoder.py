@@ -2,10 +2,10 @@
 
     python -m benchmarks.encoder [--rounds 3] [--threads 2] [--output FILE]
 
-Two towers of 8 layers with random weights in float32: CLIP's, with pictures of one size, and Qwen2-VL's, with pictures
-of one size and of mixed sizes (sides of 112 to 672 pixels). Hugging Face's own model gets the same items one by one,
-and in batches of 8 in order of arrival. All variants take turns in one run; the best time of each counts. `plain` is
-the engine with transformers' own linear layers. The last line is one JSON document.
+Three towers of 8 layers with random weights in float32: CLIP's, with pictures of one size, Qwen2-VL's, with pictures of
+one size and of mixed sizes (sides of 112 to 672 pixels), and Qwen2.5-VL's, with mixed sizes. Hugging Face's own model
+gets the same items one by one, and in batches of 8 in order of arrival. All variants take turns in one run; the best
+time of each counts. `plain` is the engine with transformers' own linear layers. The last line is one JSON document.
 """
 
 import argparse

@@ -31,8 +31,8 @@ def private_folder() -> Iterator[Path]:
 
 def keep_ray_token_private(home: Path, *, make: bool = True) -> None:
     """Makes `~/.ray/auth_token` unreadable for other users. Ray's clusters on this machine check the token in this
-    file. Creates a missing file, because Ray would create one that everybody can read. `make`: False on a node of a
-    cluster, where all nodes need the same token.
+    file. Creates a missing file, because Ray would create a world-readable file. `make`: False on a node of a cluster,
+    where all nodes need the same token.
 
     Raises RuntimeError if that is impossible.
     """

@@ -79,7 +79,7 @@ def _has_owner(folder: Path) -> bool:
 
 
 def _kill_all(folder: Path) -> None:
-    """Kills the server's processes, including those that start meanwhile."""
+    """Kills the server's processes, including any started meanwhile."""
     deadline = time.monotonic() + _KILL_SECONDS
     while (pids := pids_of(folder)) and time.monotonic() < deadline:
         for pid in pids:

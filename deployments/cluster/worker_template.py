@@ -71,8 +71,8 @@ def main() -> None:
 
 
 def _serve(server: socket.socket) -> None:
-    """Forks the worker of the next connection. In the worker, this raises the worker's SystemExit, which leaves `main`
-    and ends the process normally."""
+    """Forks the worker of the next connection. In the worker, this raises the worker's exit or error, which leaves
+    `main` and ends the process normally."""
     with server.accept()[0] as connection:
         try:
             order, files = _received(connection)

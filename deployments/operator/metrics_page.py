@@ -21,7 +21,7 @@ class MetricsPage:
     """The series of one page by sample name, without `raylens_`, and by labels."""
 
     def __init__(self, load: Callable[[str], Series]) -> None:
-        """`load` returns the series of a sample name. It is called on demand, because most samples are never read."""
+        """`load` returns the series of a sample name, on demand, because most samples are never read."""
         self._series = cache(load)
 
     @classmethod

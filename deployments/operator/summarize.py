@@ -179,7 +179,8 @@ def _item_cache(name: str, metric: str, now: MetricsPage, grown: MetricsPage, se
 
 
 def _prefix_cache(now: MetricsPage, grown: MetricsPage, seconds: float) -> Cache:
-    """`usage`: the mean of the KV caches, whose blocks are the prefix cache. It has no size of its own."""
+    """The prefix cache has no size of its own, because its blocks are in the KV caches. `usage`: mean usage of the KV
+    caches."""
     queries = grown.sum("prefix_cache_queries_total")
     return Cache(
         name="prefixes",

@@ -37,7 +37,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 BATCHES = "batches"
 _REPORT_SECONDS = 0.5
 _CALLS_OF_A_STEP = 3
-"""Limit of plug-in calls within one step: a hung batch, then one hung item alone, then all the rest."""
+"""The step timeout covers this many plug-in timeouts: a hung batch, then one hung item alone, then everything else."""
 PROFILED_IMAGE = (448, 448)
 """Height and width of the image that measures activations. The model's processor resizes it."""
 

@@ -16,8 +16,8 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def give_back_free_memory() -> None:
-    """Makes the C library return freed memory to the system. It keeps some 400 MB after an image of 7000 x 7000, more
-    than most later images need. Takes some milliseconds."""
+    """Makes the C library return freed memory to the system, within some milliseconds. The library keeps some 400 MB
+    after an image of 7000 x 7000, more than most later images need."""
     trim = getattr(_LIBC, "malloc_trim", None)  # glibc only, not musl
     if trim is not None:
         trim(0)

@@ -31,7 +31,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 T = TypeVar("T")
 _LOOPBACK = "127.0.0.1"
 # How much longer than the fastest rank the slowest rank may take to load. This is no step timeout: the replica's health
-# check detects slow steps and dead ranks.
+# check detects slow steps, and `on_end` reports dead ranks.
 _LOAD_TIMEOUT_SECONDS = 1800.0
 # A failed rank may report its reason this long after the other ranks notice the failure.
 _REASON_SECONDS = 10.0
@@ -179,7 +179,7 @@ def _results(futures: dict[int, Future[T]]) -> list[T]:
 
 
 def _in_one_line(error: BaseException) -> str:
-    """Returns an error's type and the first line of its message. For a Ray task error, those of its cause."""
+    """Returns an error's type and the first line of its message, or those of a Ray task error's cause."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     return f"{type(cause).__name__}: {str(cause).strip().partition(chr(10))[0]}"
 

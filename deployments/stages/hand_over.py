@@ -66,8 +66,8 @@ class HandOver:
     def pending(
         self, set_embeddings: "Callable[[str, int, torch.Tensor], None]"
     ) -> list[Callable[[], Awaitable[Callable[[str], None]]]]:
-        """Returns a coroutine function for each pending item. It awaits the embeddings and returns a function that
-        hands them to a request in the engine."""
+        """Returns a coroutine function for each pending item. The coroutine awaits the embeddings and returns a
+        function that hands them to a request in the engine."""
 
         async def receive(index: int) -> Callable[[str], None]:
             embeddings = await self._receive(index)

@@ -26,8 +26,8 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 ResultT = TypeVar("ResultT")
 InputT = TypeVar("InputT")
-# Errors of a failed call. RayServeException is no RayError. It reports a missing replica, a full queue, or the failure
-# of a call whose result this call needs.
+# Errors of a failed call. RayServeException is no RayError; Serve raises it for a missing replica, a full queue, or the
+# failure of a call whose result this call needs.
 _CALL_ERRORS = (RayError, RayServeException)
 # The data behind a reference is lost: its node is gone, or the replica that computed it failed.
 _LOSSES = (ObjectLostError, EmbeddingsLostError)

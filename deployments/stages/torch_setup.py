@@ -16,7 +16,7 @@ def prepare_torch() -> None:
     """Makes torchvision importable and makes idle torch threads sleep. Call it before torch or transformers are
     imported.
 
-    By default, idle torch threads spin for a millisecond after each operation. That starves the threads of Raylens' own
+    By default, idle torch threads spin for a millisecond after each operation and starve the threads of Raylens' own
     kernels: a vision tower took 1.7 times as long."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded
     from raylens.modeling.torchvision_build import make_importable

@@ -33,8 +33,8 @@ _QUIET_SECONDS = 60.0
 
 _TCP_OPTIONS = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 6_000}
 """Keepalive: seconds until an idle connection is probed, seconds between probes, and failed probes until it is closed.
-TCP_USER_TIMEOUT: milliseconds that sent data may stay unacknowledged. On Linux this timeout also closes an idle
-connection, whatever the number of probes. It also closes a connection whose other end stops reading, once the buffers
+TCP_USER_TIMEOUT: milliseconds that sent data may stay unacknowledged. On Linux, this timeout also closes an idle
+connection, whatever the number of probes. A connection whose other end stops reading is closed, too, once the buffers
 of some megabytes are full: such a process hangs and is soon replaced."""
 
 Reader = asyncio.StreamReader
