@@ -24,12 +24,10 @@ def save(document: dict[str, Any], output: Path | None) -> None:
 
 
 def at_most(value: float, target: float) -> dict[str, Any]:
-    """Returns a check that the value is at most the target."""
     return {"value": value, "target": target, "ok": value <= target}
 
 
 def at_least(value: float, target: float) -> dict[str, Any]:
-    """Returns a check that the value is at least the target."""
     return {"value": value, "target": target, "ok": value >= target}
 
 

@@ -94,8 +94,6 @@ def arguments(file: str) -> list[str]:
 
 
 class AllResults:
-    """The results of all processes."""
-
     def __init__(self, device: str, machine: dict[str, Any], output: Path | None) -> None:
         self._device = device
         self._machine = machine

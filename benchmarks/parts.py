@@ -44,7 +44,6 @@ class Outcome:
     last_lines: list[str] = field(default_factory=list)
 
     def shown(self) -> Document:
-        """Returns the non-empty fields."""
         return {name: value for name, value in asdict(self).items() if value not in ("", [], {})}
 
 

@@ -76,8 +76,6 @@ class StepCounts:
 
 
 class Served:
-    """A server of the checkpoint."""
-
     def __init__(self, url: str, server: Server) -> None:
         self.url = url
         self._ingress, self._generate = (replica_of(server, name) for name in ("Ingress", "Generate"))

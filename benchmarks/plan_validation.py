@@ -116,7 +116,6 @@ class Times:
 
 
 def figures_of(requests: Sequence[Times], cores_busy: float) -> dict[str, float]:
-    """Returns the figures of a load, measured or simulated."""
     seconds = max(request.last for request in requests) - requests[0].sent
     ttfts = [(request.first - request.sent) * 1e3 for request in requests]
     tpots = [(request.last - request.first) / (request.num_tokens - 1) * 1e3 for request in requests]

@@ -103,7 +103,6 @@ def make_qwen_checkpoint(folder: Path, *, scale: Scale = _SMALL_QWEN) -> int:
 
 
 def _drawn(model_class: type[PreTrainedModel], config: PreTrainedConfig, scale: Scale) -> PreTrainedModel:
-    """Returns a model with random weights."""
     torch.manual_seed(0)
     with torch.device(scale.device):
         model = model_class._from_config(config, dtype=scale.dtype)

@@ -83,7 +83,6 @@ class Shape:
 
     @property
     def num_weights(self) -> int:
-        """Returns the number of weights in the model's matrices."""
         hidden = self.text["hidden_size"]
         layer = 4 * hidden**2 + 3 * hidden * self.text["intermediate_size"]
         return self.text["num_hidden_layers"] * layer + 2 * self.num_head_weights

@@ -47,7 +47,6 @@ def letters() -> list[int]:
 
 
 def sending(moment: float, content: Content, num_tokens: int) -> Sending:
-    """Returns a request to the served model."""
     return Sending.of(moment, MODEL, content, num_tokens, allowed_token_ids=letters())
 
 
@@ -73,8 +72,6 @@ class Photos:
 
 
 class ServedModel:
-    """A running server and its processes."""
-
     def __init__(self, url: str, server: Server) -> None:
         self.url = url
         self._root = server.pid

@@ -61,7 +61,6 @@ def replica_of(server: Server, deployment: str) -> int:
 
 
 def tree_of(pid: int) -> list[int]:
-    """Returns the process and all its descendants."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(FileNotFoundError, ProcessLookupError):  # ended meanwhile

@@ -27,7 +27,6 @@ TARGET = 0.97
 
 
 def ask(client: OpenAI, case: Case) -> str:
-    """Returns the model's answer to one case."""
     content: list[dict[str, object]] = []
     for picture in case.pictures:
         buffer = io.BytesIO()

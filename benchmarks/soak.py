@@ -122,7 +122,6 @@ def server_pids() -> list[int]:
 
 
 def store_bytes() -> float:
-    """Returns the used bytes of the object store."""
     total, free = ray.cluster_resources(), ray.available_resources()
     used: float = total["object_store_memory"] - free.get("object_store_memory", 0.0)
     return used

@@ -95,7 +95,6 @@ class Phase:
 
     @property
     def others(self) -> float:
-        """Cores used by other programs."""
         return max(0.0, self.cpu["machine"] - sum(self.cpu[role] for role in ROLES)) / self.seconds
 
 
@@ -147,7 +146,6 @@ def _joined(asked: list[tuple[TimedAnswer, float]]) -> tuple[list[TimedAnswer], 
 
 
 def run_phases(meter: Meter) -> list[Phase]:
-    """Runs one round of all phases."""
     return [
         meter.one_by_one("text", [], 6, 1),
         meter.one_by_one("long text", [], 60, 1),

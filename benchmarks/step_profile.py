@@ -32,7 +32,6 @@ Interval = tuple[float, float]
 
 
 def profiled(device: torch.device, run_step: Callable[[], object], num_steps: int) -> dict[str, Any]:
-    """Returns the mean figures of a step."""
     run_step()
     started = now(device)
     for _ in range(num_steps):
@@ -87,7 +86,6 @@ def busy_time(spans: Sequence[Interval]) -> float:
 
 @torch.inference_mode()
 def profile_decode(engine: LLMEngine, shape: Shape, device: torch.device, batch: int) -> dict[str, Any]:
-    """Profiles steps in which all sequences decode."""
     num_new = 2 * NUM_STEPS + 8
     add_requests(engine, make_prompts(batch, shape.prompt_length(batch)), num_new)
     started: set[str] = set()

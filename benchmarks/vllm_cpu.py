@@ -57,7 +57,6 @@ _numbers = itertools.count()
 
 @contextmanager
 def running_vllm(executable: Path, folder: Path) -> Iterator[str]:
-    """Serves `folder` with vLLM, and yields its URL."""
     port = free_port()
     command = [str(executable), "serve", str(folder), "--dtype", "float32", "--served-model-name", MODEL]
     command += ["--host", "127.0.0.1", "--port", str(port)]

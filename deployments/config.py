@@ -357,7 +357,6 @@ class ModelConfig(Settings):
         return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1]
 
     def dtype_name(self, device: str) -> DtypeName:
-        """Returns the dtype of parts on `device`."""
         if self.dtype != "auto":
             return self.dtype
         return "float32" if device == "cpu" else "bfloat16"

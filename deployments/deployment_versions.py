@@ -90,7 +90,6 @@ _INLINE: Mapping[str, _Excluded] = {"Generate": {**_DOES_NOT_CONCERN["Generate"]
 
 
 def versioned(deployment: serve.Deployment, config: AppConfig) -> serve.Deployment:
-    """Returns the deployment with its version."""
     return with_version(deployment, version_of(deployment.name, config))
 
 

@@ -46,7 +46,6 @@ _QUIET_SECONDS = 2.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `raylens plan`."""
     add: Any = parser.add_argument
     costs = "measured costs, of `python -m benchmarks.stage_costs`"
     add("--costs", type=Path, required=True, metavar="FILE", help=costs)

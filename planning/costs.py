@@ -97,7 +97,6 @@ class GenerateCosts(ProcessCosts):
     short_prompt_share: float = Field(0.5, ge=0, le=0.9)
 
     def of_step(self, num_decodes: int, num_prompt_tokens: int) -> float:
-        """Returns the seconds of a step."""
         decoding = self.seconds_per_step + self.seconds_per_sequence * num_decodes
         return decoding + self.seconds_per_prompt_token * num_prompt_tokens
 
@@ -145,8 +144,6 @@ class FleetCosts(PlanSettings):
 
 
 class Costs(PlanSettings):
-    """The costs of all stages."""
-
     version: Literal[1]
     measured_on: MeasuredOn
     model: ModelSizes

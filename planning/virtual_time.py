@@ -24,7 +24,6 @@ class Clock:
         heapq.heappush(self._queue, (self.now + seconds, next(self._numbers), action))
 
     def run(self) -> None:
-        """Runs until no action is left."""
         while self._queue:
             self.now, _, action = heapq.heappop(self._queue)
             action()

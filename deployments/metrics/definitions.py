@@ -48,8 +48,6 @@ _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class ReplicaMetrics:
-    """The metrics of every replica."""
-
     def __init__(self) -> None:
         self.starts = Counter("replica_starts", "replicas", "Replicas started")
         self.start_time = Gauge("replica_start_time_seconds", "s since 1970", "When the replica was started")
@@ -117,8 +115,6 @@ class RequestTimes:
 
 
 class ApiKeyUse:
-    """Usage per API key."""
-
     def __init__(self, api_keys: Sequence[str]) -> None:
         api_keys = api_keys[:MAX_API_KEYS]
         self._named = set(api_keys)
@@ -280,8 +276,6 @@ class CacheMetrics:
 
 
 class PreprocessMetrics:
-    """The metrics of the preprocess stage."""
-
     def __init__(self) -> None:
         self.pending_pixels = Gauge("preprocess_pending_pixels", "pixels", "Pixels of items not answered yet")
         self.waiting_items = Gauge("preprocess_waiting_items", "items", "Items that wait for the processor")
@@ -302,8 +296,6 @@ class RemoteBytes:
 
 
 class EncodeMetrics:
-    """The metrics of the encode stage."""
-
     def __init__(self) -> None:
         self.batch_size = Histogram("encoder_batch_size", "items", "Batch size as each item saw it", _BATCH_BUCKETS)
         self.items_total = Counter(
@@ -319,8 +311,6 @@ class EncodeMetrics:
 
 
 class GenerateMetrics:
-    """The metrics of the generate stage."""
-
     def __init__(self) -> None:
         self.num_running = Gauge("num_requests_running", "sequences", "Sequences in the running batch")
         self.num_waiting = Gauge("num_requests_waiting", "sequences", "Sequences waiting for a place in it")

@@ -118,7 +118,6 @@ def _parsed(text: str) -> tuple[str, str, Labels, str]:
 
 
 def _is_held(lock: Path) -> bool:
-    """Returns whether a process holds the file's lock."""
     with lock.open("r+") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -175,7 +175,6 @@ class RoomRouter(ChoosingRouter):
         return Load(reported, self._in_flight[replica.replica_id], reported is not None and reported >= limit)
 
     def _is_outdated(self, replica_id: ReplicaID) -> bool:
-        """Returns whether the replica's last report is too old."""
         return self.now_s() - self._reported_at.get(replica_id, -math.inf) > _MAX_AGE_S
 
     def _start_probes(self, replicas: list[RunningReplica], attempt: int) -> list[asyncio.Task[Any]]:
