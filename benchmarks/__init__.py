@@ -1,12 +1,12 @@
-"""Programs that measure; the last line that each prints is one JSON document. Nothing here is imported elsewhere."""
+"""Benchmark programs. Each prints one JSON document as its last line. No other package imports this one."""
 
 import os
 from pathlib import Path
 
 from raylens.deployments.stages.torch_setup import prepare_torch
 
-# Ray's workers import stand-ins from here. Nothing of the checkout is on their path.
+# Ray's workers import stand-ins from here, but the checkout is not on their path.
 os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
 
-# As replicas do, before anything imports torch or transformers.
+# As in replicas, before torch or transformers is imported.
 prepare_torch()

@@ -1,4 +1,4 @@
-"""Greedy answers of the decode engine to random prompts, and how fast they are compared with others'."""
+"""Greedy answers of the decode engine to random prompts, and their speed compared with another engine's."""
 
 import time
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def timed(action: Callable[[], Prompts]) -> tuple[float, Prompts]:
 
 
 def compare(ours: Callable[[], Prompts], theirs: Callable[[], Prompts], rounds: int) -> dict[str, Any]:
-    """Tokens a second of both, in turns, by their best times, and whether all tokens were the same."""
+    """Compares tokens per second of both, in turns, by best times, and whether all tokens were equal."""
     our_times, their_times, is_equal = [], [], True
     for _ in range(rounds):
         our_time, our_answers = timed(ours)

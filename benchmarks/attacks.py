@@ -1,4 +1,4 @@
-"""What hostile clients send: each attack goes on until it is told to stop."""
+"""Attacks of hostile clients. Each runs until its `stop` event is set."""
 
 import asyncio
 import io
@@ -26,7 +26,7 @@ from raylens.deployments.launch.demo import picture_part
 from tests.listening import become_nobody
 
 if TYPE_CHECKING:
-    # Not at run time: Ray reads the environment of a server of one machine as it is imported.
+    # Not at run time: the import of Ray reads the environment, and a server on one machine sets it first.
     from raylens.deployments.wire.private_port import PortAddress
 
 CHAT = "/v1/chat/completions"
@@ -37,9 +37,8 @@ _OF_RAY_SERVE = (b"x-request-timeout-seconds", b"x-request-disconnect-disabled",
 
 @dataclass(frozen=True)
 class Target:
-    """`url`: the server's; `media_url`: of a picture that never ends; `private_ports`: by number, those on which the
-    server's processes wait for each other's proofs; `ray_ports`: those of Ray's gRPC; `shard`: one of the former with
-    its token."""
+    """`url`: the server's. `media_url`: a picture that never ends. `private_ports`: ports with Raylens' token proof.
+    `ray_ports`: Ray's gRPC ports. `shard`: one private port with its token."""
 
     url: str
     media_url: str
@@ -55,7 +54,7 @@ def large_bodies(target: Target, stop: Event) -> None:
     body = b"x" * (100 * 2**20)
     while not stop.is_set():
         for content in (body, iter([body[: 2**20]] * 100)):
-            with suppress(httpx.TransportError):  # closed before all was sent
+            with suppress(httpx.TransportError):  # closed before the whole body was sent
                 httpx.post(target.url + CHAT, content=content, timeout=30)
 
 
@@ -76,7 +75,7 @@ def trickling_bodies(target: Target, stop: Event) -> None:
 
 
 def slow_headers(target: Target, stop: Event) -> None:
-    """Holds so many connections with half a header; one that is closed is opened anew."""
+    """Holds many connections with half a header, and replaces closed ones."""
     connections = [_half_header(target.url) for _ in range(NUM_SLOW_HEADERS)]
     while not stop.wait(0.05):
         for place, connection in enumerate(connections):
@@ -100,7 +99,7 @@ def bombs(target: Target, stop: Event) -> None:
 def large_pictures(target: Target, stop: Event) -> None:
     buffer = io.BytesIO()
     Image.effect_noise((3840, 2160), 50).convert("RGB").save(buffer, "JPEG")
-    # What stands behind a JPEG's end is no part of the picture, and yet makes it another one to every cache.
+    # Bytes after a JPEG's end are not part of the picture, but change its hash in every cache.
     _ask_at_once(target.url, lambda: picture_part(buffer.getvalue() + os.urandom(8)), stop, number=8)
 
 
@@ -111,7 +110,7 @@ def small_files_of_many_pixels(target: Target, stop: Event) -> None:
 
 
 def grammars(target: Target, stop: Event) -> None:
-    """Each is another one, so that no refusal is remembered."""
+    """Every grammar differs, so that no refusal is cached."""
     chance = random.Random(0)
 
     def letters() -> bytes:
@@ -121,7 +120,7 @@ def grammars(target: Target, stop: Event) -> None:
         return _asking_for({"json": {"type": "integer", "multipleOf": chance.randrange(10**6, 10**7)}})
 
     def costly() -> bytes:
-        """Is accepted: its masks take some milliseconds each."""
+        """An accepted grammar whose masks take some milliseconds each."""
         return _asking_for({"regex": "".join(chance.choices(string.ascii_letters, k=8_000))})
 
     _post_at_once(target.url, [letters, letters, letters, multiple, costly], stop)
@@ -152,7 +151,7 @@ def connections_to_ray(target: Target, stop: Event) -> None:
 
 
 def _hold_connections(ports: Sequence[int], stop: Event) -> None:
-    """Of another user of the machine, as many as he may have."""
+    """As another user of the machine, with as many connections as allowed."""
     become_nobody()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 100
     connections: deque[socket.socket] = deque()
@@ -166,7 +165,7 @@ def _hold_connections(ports: Sequence[int], stop: Event) -> None:
 
 
 def malformed_messages(target: Target, stop: Event) -> None:
-    """Of a process that knows the token, to a shard."""
+    """From a process that knows the token, to a shard."""
     assert target.shard is not None
     asyncio.run(_send_malformed(target.shard, stop))
 
@@ -189,7 +188,7 @@ async def _send_malformed(shard: "PortAddress", stop: Event) -> None:
 
 
 CONTROL = "the same JSON, to a server that only reads"
-"""Not against the server at `url`, but beside it: what the machine alone makes its clients wait."""
+"""Runs beside the server at `url` instead of against it: shows the delays caused by the machine alone."""
 
 ATTACKS: dict[str, Attack | None] = {
     "nothing": None,
@@ -232,7 +231,7 @@ def _is_closed(connection: socket.socket) -> bool:
 
 
 def _noise_parts(megabytes: int) -> list[dict[str, Any]]:
-    """Pictures that are none, of 20 MB of base64 or fewer each."""
+    """Invalid pictures, each of at most 20 MB of base64."""
     number = -(-megabytes // 20)
     return [picture_part(os.urandom(megabytes * 750_000 // number)) for _ in range(number)]
 
@@ -251,7 +250,7 @@ def _ask_at_once(url: str, part: Callable[[], dict[str, Any]], stop: Event, numb
 
 
 def _post_at_once(url: str, bodies: Sequence[Callable[[], bytes]], stop: Event) -> None:
-    """A client for each of `bodies`, with one request after the other."""
+    """One client per entry of `bodies`, each with one request after the other."""
 
     def run(body: Callable[[], bytes]) -> None:
         with httpx.Client(timeout=60) as client:

@@ -1,14 +1,14 @@
-"""The cost of several replicas: hits in caches, and the time of a hit.
+"""The cost of several replicas: cache hit ratios, and the time of a hit.
 
     python -m benchmarks.cluster [--output FILE]
 
 Two parts, both on the real application with the bundled model, behind HAProxy:
 
-- `hits`: conversations with a picture each, six side by side, five turns each, on 1, 2 and 4 replicas of the ingress,
-  of the shards and of Generate. `items` is the share of pictures that were in the cache of embeddings, `prefixes` the
-  share of prompt tokens that were in a KV cache. Both are compared with one replica of each.
-- `hit_ms`: the TTFT of a picture that the server has seen, through 1 and through 2 ingresses, in turns. Figures are
-  medians in milliseconds.
+- `hits`: conversations with one picture each, six concurrently, five turns each, on 1, 2 and 4 replicas of the ingress,
+  of the shards and of Generate. `items` is the share of pictures found in the cache of embeddings, `prefixes` the share
+  of prompt tokens found in a KV cache. The checks compare both with one replica of each.
+- `hit_ms`: the TTFT of a cached picture, through 1 and through 2 ingresses, in turns. Figures are medians in
+  milliseconds.
 
 The last line is one JSON document."""
 
@@ -37,18 +37,18 @@ NUMBERS = (1, 2, 4)
 CONVERSATIONS, TURNS, SIDE_BY_SIDE = 24, 5, 6
 HITS, ROUNDS, REST_SECONDS = 60, 3, 0.03
 MOST_MS = 1.5
-"""A hit through two ingresses may take this much longer."""
+"""Allowed extra time of a hit through two ingresses."""
 
 
 class Cluster:
-    """A Ray session on which one application after the other is deployed."""
+    """A Ray session that deploys one application after the other."""
 
     def __init__(self, port: int) -> None:
         self._port = port
 
     @contextmanager
     def app(self, *, ingresses: int = 1, shards: int = 1, generates: int = 1) -> Iterator[str]:
-        """Yields the URL of an application with so many replicas."""
+        """Yields the URL of an application with these numbers of replicas."""
         replicas = {"ingress": ingresses, "generate": generates}
         settings: dict[str, Any] = {
             stage: {"min_replicas": number, "max_replicas": number, "num_cpus": 0.1}
@@ -62,7 +62,7 @@ class Cluster:
 
 
 def wait_for_doors(number: int) -> None:
-    """HAProxy hears of a replica some time after it is ready."""
+    """HAProxy learns of a replica some time after it is ready."""
     while len(replica_pids("Ingress")) < number:
         time.sleep(0.2)
     time.sleep(3.0)
@@ -72,7 +72,7 @@ def wait_for_doors(number: int) -> None:
 
 
 def converse(url: str, number: int) -> list[dict[str, float]]:
-    """One conversation. Returns of each turn the items, those found, the prompt's tokens and those found."""
+    """Runs one conversation. Returns per turn the items, cached items, prompt tokens and cached prompt tokens."""
     picture = encoded(disc("red", (96, 96 + number), (36, 36)))
     messages = [user_message(f"This is conversation {number}. What colour is the circle?", picture)]
     turns = []

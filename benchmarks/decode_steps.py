@@ -1,4 +1,4 @@
-"""Steps of the decode engine that only decode, with Raylens' kernels and without: a part of `benchmarks.llm`."""
+"""Decode-only steps of the engine, with Raylens' kernels and without: a part of `benchmarks.llm`."""
 
 import os
 import time
@@ -16,19 +16,19 @@ from raylens.llm.scheduler import ScheduledChunk
 from raylens.llm.sequence import Sequence
 
 STEPS = ((1, 42), (1, 300), (8, 42), (8, 300), (8, 1000), (16, 300))
-"""Numbers of sequences that decode, and the position that each of them is at."""
+"""(decoding sequences, position of each)."""
 
 
 def make_engine(folder: Path, kernels: str = "", **settings: Any) -> LLMEngine:
-    """Prompts come again in each round: without the prefix cache they are computed again, as `generate` does. Each
-    token is computed by a step of its own."""
+    """Without the prefix cache, because prompts repeat in each round and `generate` recomputes them, too. Without
+    prompt lookup, so each token takes one step."""
     own: dict[str, Any] = {"max_num_seqs": 32, "kv_cache_bytes": 2**28, "prefix_caching": False, "prompt_lookup": False}
     with mock.patch.dict(os.environ, {VARIABLE: kernels}):
         return LLMEngine(EngineConfig(str(folder), **(own | settings)))
 
 
 def decode_step(engine: LLMEngine, num_sequences: int, position: int) -> Callable[[], object]:
-    """A step that computes the token at `position` of each sequence, in blocks one behind the other."""
+    """Returns a step that computes the token at `position` of each sequence, with consecutive blocks."""
     blocks = -(-(position + 1) // 16)
     chunks = []
     for index in range(num_sequences):
@@ -41,9 +41,9 @@ def decode_step(engine: LLMEngine, num_sequences: int, position: int) -> Callabl
 
 @torch.inference_mode()
 def measure_steps(folder: Path, rounds: int, num_weight_bytes: int, max_threads: int) -> dict[str, Any]:
-    """Milliseconds of steps with kernels and without them, best times in turns (ABBA), by the number of threads from 1
-    to `max_threads`; a step with kernels may take fewer. A ratio is of the best numbers of each side.
-    `num_weight_bytes`: what a step reads of the weights."""
+    """Returns milliseconds of steps with and without kernels, best times in turns (ABBA), by the number of threads from
+    1 to `max_threads`; a step with kernels may use fewer. `ratio` compares the best thread counts of each side.
+    `num_weight_bytes`: weights read by a step."""
     sides = {"kernels": "", "pytorch": "off"}
     numbers = range(1, max_threads + 1)
     engines = {
@@ -62,7 +62,7 @@ def measure_steps(folder: Path, rounds: int, num_weight_bytes: int, max_threads:
         for turn in range(2 * rounds):
             for key in sorted(actions, reverse=turn % 2 == 1):
                 torch.set_num_threads(key[1])
-                actions[key]()  # what the others have left in the processor's caches is gone
+                actions[key]()  # warms the CPU caches, which the other side has filled
                 start = time.perf_counter()
                 actions[key]()
                 times[key].append(time.perf_counter() - start)

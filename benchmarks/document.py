@@ -9,14 +9,14 @@ from typing import Any
 
 
 def publish(document: dict[str, Any], output: Path | None) -> None:
-    """Prints the document, and writes it to the file `output` as well, if there is one."""
+    """Prints the document, and also writes it to the file `output` if given."""
     save(document, output)
     print(json.dumps(document))
 
 
 def save(document: dict[str, Any], output: Path | None) -> None:
-    """Writes the document, or as much of it as there is yet, to the file `output`, if there is one. A reader
-    of the file finds a whole document, whenever this process ends."""
+    """Writes the possibly partial document to the file `output` if given. The file always holds a complete JSON
+    document, even if this process dies."""
     if output is not None:
         half = output.with_name(f"{output.name}.half")
         half.write_text(json.dumps(document, indent=1) + "\n")
@@ -24,17 +24,15 @@ def save(document: dict[str, Any], output: Path | None) -> None:
 
 
 def at_most(value: float, target: float) -> dict[str, Any]:
-    """Returns a check that the value is the target or less."""
     return {"value": value, "target": target, "ok": value <= target}
 
 
 def at_least(value: float, target: float) -> dict[str, Any]:
-    """Returns a check that the value is the target or more."""
     return {"value": value, "target": target, "ok": value >= target}
 
 
 def this_machine(**settings: Any) -> dict[str, Any]:
-    """Returns what a figure depends on besides the code: processor, system, and a benchmark's own `settings`."""
+    """Returns the factors of a figure besides the code: processor, system, and a benchmark's own `settings`."""
     return {
         "platform": platform.platform(),
         "processor": _processor(),
@@ -45,7 +43,7 @@ def this_machine(**settings: Any) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Returns the processor's name and generation, which the name of a virtual machine's does not tell."""
+    """Returns the processor's name and generation; a virtual machine's name hides the latter."""
     try:
         text = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
     except OSError:

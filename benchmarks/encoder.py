@@ -2,11 +2,10 @@
 
     python -m benchmarks.encoder [--rounds 3] [--threads 2] [--output FILE]
 
-Two towers of 8 layers with random weights in float32: CLIP's, where all pictures have one
-size, and Qwen2-VL's, with pictures of one size and of mixed ones (sides of 112 to 672 pixels). Hugging Face's own model
-gets the same items image by image, and in batches of 8 in the order in which they came; all take turns in one run, and
-the best of each counts. `plain` is the engine with transformers' own linear layers. The last line is one
-JSON document.
+Three towers of 8 layers with random weights in float32: CLIP's, with pictures of one size, Qwen2-VL's, with pictures of
+one size and of mixed sizes (sides of 112 to 672 pixels), and Qwen2.5-VL's, with mixed sizes. Hugging Face's own model
+gets the same items one by one, and in batches of 8 in order of arrival. All variants take turns in one run; the best
+time of each counts. `plain` is the engine with transformers' own linear layers. The last line is one JSON document.
 """
 
 import argparse
@@ -45,7 +44,7 @@ TEXT = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12]},
 }
 TARGETS = {"clip, one size": 1.0, "qwen2_vl, one size": 1.0, "qwen2_vl, mixed sizes": 1.3}
-"""Images a second over those of Hugging Face, the better of image by image and in batches; at least."""
+"""Minimum ratio of images per second to Hugging Face's better variant."""
 
 Items = list[ItemTensors]
 
@@ -73,7 +72,7 @@ def clip_items(count: int) -> Items:
 
 
 def qwen_items(sizes: list[tuple[int, int]]) -> Items:
-    """Pictures of so many patches high and wide."""
+    """Pictures of the given heights and widths in patches."""
     return [
         {"pixel_values": torch.randn(high * wide, 3 * 14 * 14), "image_grid_thw": torch.tensor([1, high, wide])}
         for high, wide in sizes
@@ -81,7 +80,7 @@ def qwen_items(sizes: list[tuple[int, int]]) -> Items:
 
 
 def mixed_sizes(count: int) -> list[tuple[int, int]]:
-    """Sides of 8 to 48 patches, small ones as often as large ones on a logarithmic scale."""
+    """Sides of 8 to 48 patches, uniform on a logarithmic scale."""
     draw = random.Random(0)
     sides = [2 * round(4 * 6 ** draw.random()) for _ in range(2 * count)]
     return list(zip(sides[:count], sides[count:], strict=True))
@@ -112,7 +111,8 @@ def encode(engine: EncoderEngine, items: Items) -> None:
 
 
 def compare(checkpoint: str, model: PreTrainedModel, items: Items, rounds: int) -> dict[str, float]:
-    """Images a second of each way, by their best times, and ours over the better of theirs."""
+    """Returns each variant's images per second by best times, and the engine's ratio to the better Hugging Face
+    variant."""
     engines = {name: make_engine(checkpoint, name) for name in ("packed", "plain")}
     ways: dict[str, Callable[[], None]] = {
         "engine": lambda: encode(engines["packed"], items),
@@ -125,7 +125,7 @@ def compare(checkpoint: str, model: PreTrainedModel, items: Items, rounds: int) 
         for name, way in ways.items():
             started = time.perf_counter()
             way()
-            if number:  # the first is to warm up
+            if number:  # the first round warms up
                 times[name].append(time.perf_counter() - started)
     rates = {name: round(len(items) / min(taken), 2) for name, taken in times.items()}
     best = max(rates["image by image"], rates["batches of 8"])

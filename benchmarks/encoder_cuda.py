@@ -1,13 +1,13 @@
-"""The encoder engine on a GPU against what the GPU could do at best, and against transformers' own towers.
+"""The encoder engine on a GPU against the GPU's limit, and against transformers' own towers.
 
     python -m benchmarks.encoder_cuda [--rounds 3] [--output FILE]
 
 `clip` is LLaVA 1.5's tower and projector, CLIP-L of 336 pixels a side; `qwen2_vl` is Qwen2-VL's, with pictures of
-several sizes. Both have random weights in bfloat16, made on the GPU. All pictures are there from the start, in ordinary
-memory as Preprocess leaves them, and count as done when their embeddings are back. `share_of_limit` says how near that
-comes to the rate of a large matrix product, counting the multiplications of linear layers and attention (of all layers,
-as the tower runs them). transformers gets the same pictures with the same weights, one by one and in batches as large
-as the engine's. The last line is one JSON document.
+several sizes. Both have random weights in bfloat16, made on the GPU. All pictures are in pageable memory from the
+start, as Preprocess leaves them. A picture counts as done when its embeddings are back in host memory. `share_of_limit`
+is the share of the rate of a large matrix product, counting the multiplications of linear layers and attention (of all
+layers, as the tower runs them). transformers gets the same pictures with the same weights, one by one and in batches as
+large as the engine's. The last line is one JSON document.
 """
 
 import copy
@@ -34,11 +34,11 @@ from raylens.encoder.engine import EncoderEngine
 from raylens.preprocess.schema import ItemTensors
 
 TARGETS = {"clip": 0.55, "qwen2_vl": 0.55}
-"""Shares of the limit, at least."""
+"""Minimum shares of the limit."""
 MAX_BATCH_PATCHES = 16384
 NUM_CLIP_PICTURES = 256
 GRIDS = ((1, 46, 34), (1, 34, 46), (1, 32, 32), (1, 64, 48), (1, 24, 16), (1, 54, 96))
-"""Patches of Qwen2-VL's pictures: frames, rows and columns."""
+"""Patch grids of Qwen2-VL's pictures: frames, rows and columns."""
 NUM_QWEN_PICTURES = 96
 TINY_PICTURES, TINY_GRIDS = 3, ((1, 8, 4), (1, 4, 8))
 TINY_CLIP = {
@@ -55,7 +55,7 @@ TINY_TEXT = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 
 
 @dataclass(frozen=True)
 class Load:
-    """A tower, pictures for it, how transformers encodes several of them, and the operations that one takes."""
+    """A tower's configuration and pictures, transformers' batch encoding, and the operations of one picture."""
 
     config: PreTrainedConfig
     items: list[ItemTensors]
@@ -87,7 +87,7 @@ def qwen2_vl_load(*, tiny: bool) -> Load:
 
 
 def _small_text(config: PreTrainedConfig, *, tiny: bool) -> dict[str, Any]:
-    """One layer: it is dropped, but made before."""
+    """One layer: the language half is created and then dropped."""
     text = config.text_config.to_dict()
     small = {"num_hidden_layers": 1, "layer_types": None, "vocab_size": 1024, "bos_token_id": 1, "eos_token_id": 2}
     return {**text, **small, **(TINY_TEXT if tiny else {})}
@@ -109,20 +109,20 @@ def _encode_grids(model: PreTrainedModel, items: Sequence[ItemTensors]) -> Seque
 
 
 def _num_weights(module: torch.nn.Module) -> int:
-    """Returns the weights that rows are multiplied with."""
+    """Returns the number of weights in matrix products."""
     layers = (torch.nn.Linear, torch.nn.Conv2d, torch.nn.Conv3d)
     return sum(own.weight.numel() for own in module.modules() if isinstance(own, layers))
 
 
 def _attention_operations(num_layers: int, width: int, length: int) -> int:
-    """Queries with keys and what comes of them with values."""
+    """Products of queries with keys, and of scores with values."""
     return 4 * num_layers * width * length**2
 
 
 def _clip_operations(model: PreTrainedModel, item: ItemTensors) -> int:
     vision = model.config.vision_config
     num_patches = (vision.image_size // vision.patch_size) ** 2
-    # Its class token takes part in all but the first convolution and the projector.
+    # The class token passes all layers but the first convolution and the projector.
     tower = model.get_submodule("model.vision_tower")
     weights = (num_patches + 1) * _num_weights(tower) + num_patches * _num_weights(
         model.get_submodule("model.multi_modal_projector")
@@ -153,7 +153,7 @@ def make_engine(config: PreTrainedConfig, device: torch.device) -> EncoderEngine
 
 
 def make_theirs(engine: EncoderEngine, config: PreTrainedConfig, device: torch.device) -> PreTrainedModel:
-    """transformers' own attention and no hooks, on the same weights, which lie in memory once."""
+    """Returns transformers' own attention, without hooks, sharing the engine's weights."""
     with torch.device(device):
         theirs = engine._family.model_class._from_config(config, dtype=dtype_of(device), attn_implementation="sdpa")
     theirs.load_state_dict(engine._model.state_dict(), assign=True)
@@ -201,7 +201,7 @@ def measure_load(load: Load, device: torch.device, limits: Limits, rounds: int) 
 
 
 def _distance(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """How large a part of what transformers makes the difference is."""
+    """Returns the relative difference to transformers' result."""
     return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 

@@ -1,4 +1,5 @@
-"""Requests for streams as bytes, and what came of one, for clients that parse only after the last answer has ended."""
+"""Raw requests for streams, and a parser of their answers, for clients that parse only after the last answer has
+ended."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -10,14 +11,13 @@ Event = dict[str, Any]
 
 
 def request_bytes(address: str, body: bytes) -> bytes:
-    """Returns a whole request for a chat completion. `address`: host and port of the server."""
+    """Returns a complete request for a chat completion. `address`: host and port of the server."""
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
 
 
 def events_of(received: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, list[Event]]]:
-    """Yields each moment at which something was received, with the events that it completed. Raises RuntimeError for an
-    answer of another status."""
+    """Yields each time of reception with the events completed then. Raises RuntimeError unless the status is 200."""
     parser, rest = h11.Connection(h11.CLIENT), b""
     parser.send(h11.Request(method="POST", target="/", headers=[("Host", "server")]))
     parser.send(h11.EndOfMessage())
@@ -28,12 +28,12 @@ def events_of(received: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, 
 
 
 def text_of(events: Sequence[Event]) -> str:
-    """Returns the text that the events bring, of all answers."""
+    """Returns the events' text, of all answers."""
     return "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
 
 
 def _body(parser: h11.Connection) -> bytes:
-    """Returns what of the answer's body has come."""
+    """Returns the newly received part of the body."""
     body = b""
     while True:
         event: Any = parser.next_event()

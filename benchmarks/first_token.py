@@ -1,24 +1,23 @@
-"""Where the time of a first token goes: what of it is computation, and what is transport between processes.
+"""Divides the time to first token into computation and transport between processes.
 
     python -m benchmarks.first_token [--rounds 6] [--output FILE]
 
-A LLaVA of random weights, with 40 million parameters in its language half, and the server's defaults. One client asks
-one question after the other, each with an answer of one token. `unique` brings another picture of 1024 x 768 pixels
-with each question, `repeated` the same picture with other questions, and `text` none. The kinds take turns. The client
-rests before each request, so that what the server does after an answer is over. Figures are medians of all requests, in
-milliseconds.
+The model is a LLaVA of random weights with 40 million parameters in its language half, with the server's defaults. One
+client asks one question after the other, each with an answer of one token. `unique` sends a new picture of 1024 x 768
+pixels with each question, `repeated` the same picture with other questions, and `text` none. The kinds take turns. The
+client rests before each request, so that the server's work after an answer is over. Figures are medians of all
+requests, in milliseconds.
 
-The parts are those of docs/metrics.md, as the answer tells them. `computation` is what they take on the way to the
-first token, one behind the other: `media_fetch`, `media_decode`, `processor`, then the longer one of `render` and
-`encode`, which run side by side, then `prefill`. The rest of the TTFT is `transport`: calls from process to process,
-threads that hand over to others, queues, and HTTP. Of it, `http` is what the client waits longer than the ingress does,
-which counts from the arrival of the request to its first token. `transport_trips` is transport in bare round trips of
-an actor.
+The parts are those of docs/metrics.md, as the answer reports them. `computation` is the critical path of computing
+parts: `media_fetch`, `media_decode`, `processor`, then the longer of `render` and `encode`, which run in parallel, then
+`prefill`. The rest of the TTFT is `transport`: calls between processes, thread switches, queues, and HTTP. `http` is
+the part of it outside the ingress, which counts from the request's arrival to its first token. `transport_trips` is
+transport in bare round trips of an actor.
 
-A prompt does not begin before its picture is encoded, because it has few tokens in front of the picture. So `prefill`
-has no wait for the encoder in it, and `llm_queue` has: of the queues' times, none counts as computation.
+A prompt has few tokens in front of its picture, so it does not start before the picture is encoded. The wait for the
+encoder is in `llm_queue`, not in `prefill`. No queue time counts as computation.
 
-Beside this, in the same cluster, the bare round trips: from a replica of Ray Serve to an async method of an actor that
+Bare round trips are measured in the same cluster: from a replica of Ray Serve to an async method of an actor that
 returns 1 KB, the same to a method of a deployment through its handle, and from this process by HTTP through HAProxy to
 the ingress's `/ping`. The last line is one JSON document.
 """
@@ -48,32 +47,32 @@ from raylens.deployments.metrics.waterfall_stages import WATERFALL
 
 KINDS = ("unique", "repeated", "text")
 PARTS = WATERFALL[: WATERFALL.index("prefill") + 1]
-"""The stages before the first token, as `stage_timings` names them."""
+"""The stages before the first token, by their names in `stage_timings`."""
 TARGETS = {"unique": 20.0, "text": 8.0}
-"""Milliseconds of transport."""
+"""Maximum milliseconds of transport."""
 REQUESTS, TRIPS = 12, 50
-"""In a round: requests of each kind, and bare round trips of each kind."""
+"""Per round: requests of each kind, and bare round trips of each kind."""
 _REST_SECONDS = 0.03
 
 Figures = dict[str, float]
 
 
 class Empty:
-    """The other end of a bare round trip."""
+    """The receiver of a bare round trip."""
 
     async def reply(self) -> bytes:
         return bytes(1024)
 
 
 class Caller:
-    """Makes bare round trips from the event loop of a replica, as the ingress makes its calls."""
+    """Makes bare round trips from the event loop of a replica, like the ingress's calls."""
 
     def __init__(self, deployment: DeploymentHandle[Any]) -> None:
         self._deployment = deployment
         self._actor = ray.remote(num_cpus=0)(Empty).remote()
 
     async def trips(self, count: int) -> dict[str, list[float]]:
-        """Returns the seconds of each."""
+        """Returns the seconds of each trip."""
         calls: dict[str, Callable[[], Any]] = {
             "actor": self._actor.reply.remote,
             "serve_handle": self._deployment.reply.remote,
@@ -94,7 +93,7 @@ def start_caller() -> DeploymentHandle[Any]:
 
 
 def ping(url: str) -> float:
-    """Returns the seconds of a request on a connection of its own."""
+    """Returns the seconds of a request on a new connection."""
     started = time.perf_counter()
     connection = http.client.HTTPConnection(urlsplit(url).netloc)
     connection.request("GET", "/ping")

@@ -1,23 +1,23 @@
-"""All that a day on a GPU should tell, in one go and in less than 25 minutes, the most telling first.
+"""Runs all GPU benchmarks in less than 25 minutes, the most informative first.
 
     python -m benchmarks.gpu_day [--parts NAME ...] [--minutes 25] [--output FILE]
 
-Each part is a process with a time limit of its own: one that crashes or hangs takes no other along, and the table has
-its error and the end of its output.
+Each part is a process with its own time limit: a part that crashes or hangs affects no other, and the table shows its
+error and the end of its output.
 
-- tests: the tests marked `gpu`, and which of them fail
+- tests: the tests marked `gpu`, with the names of failed ones
 - decode: the decode engine with 1, 8, 64 and 256 sequences, against the bandwidth of a copy on this card
 - prefill: a long prompt, against the rate of a large matrix product on this card
 - tower: two vision towers, against the same rate
 - pipeline-llava, pipeline-qwen2_5_vl: the whole application on the card, TTFT and ITL beside pictures, with Encode and
   Generate sharing the card and with the encoder inline; needs Ray
-- profile: where the time of a step goes
+- profile: the time of a step by kernels, launches and host work
 
-Checkpoints have random weights, made on the GPU. Decode, prefill and profile have the language half of a 7B LLaVA; the
-pipelines' models are as wide, with a quarter of the layers, and the document says so. The results go into
-results/<name of the GPU>.json beside this file, or into --output, after each part. Parts that were not asked for stay
-in that file as they were. With `--device cpu --tiny` every part runs on the CPU with shapes of which no figure means
-anything, to try the program itself; it then writes a file only where --output names one.
+Checkpoints have random weights, made on the GPU. Decode, prefill and profile use the language half of a 7B LLaVA. The
+pipelines' models are as wide, with a quarter of the layers, as the document states. The results go into results/<name
+of the GPU>.json beside this file, or into --output, after each part. Results of other parts stay in that file. With
+`--device cpu --tiny`, every part runs on the CPU with tiny shapes. This tests the program; the figures mean nothing,
+and it writes a file only with --output.
 """
 
 import argparse
@@ -45,12 +45,12 @@ PARTS = (
 )
 RESULTS = Path(__file__).parent / "results"
 _DEVICE_NAME = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
-"""In a process of its own: this one holds none of the GPU's memory."""
+"""In a separate process, so that this one takes no GPU memory."""
 _WIDTH = 22
 
 
 def chosen_parts(names: list[str] | None, device: str, *, tiny: bool) -> list[Part]:
-    """Returns the parts with their arguments for the device, in the order of PARTS."""
+    """Returns the selected parts with their arguments for the device, in the order of PARTS."""
     options = ("--device", device, *(("--tiny",) if tiny else ()))
     return [
         Part(part.name, (*part.arguments, *options), part.seconds, part.needs)
@@ -60,7 +60,7 @@ def chosen_parts(names: list[str] | None, device: str, *, tiny: bool) -> list[Pa
 
 
 def run_all(parts: list[Part], seconds: float, document: Document, output: Path | None) -> dict[str, Outcome]:
-    """Runs one part after the other, as long as there is time, and writes the document after each."""
+    """Runs one part after the other until the time is up, and writes the document after each."""
     deadline = time.monotonic() + seconds
     outcomes: dict[str, Outcome] = {}
     for part in parts:
@@ -74,7 +74,7 @@ def run_all(parts: list[Part], seconds: float, document: Document, output: Path 
 
 
 def table(outcomes: dict[str, Outcome]) -> Iterator[str]:
-    """Yields the lines of the table: a part's result, its figures, and what went wrong."""
+    """Yields the table's lines: each part's result, figures, and failure."""
     for name, outcome in outcomes.items():
         yield f"{name:<{_WIDTH}}{outcome.state:<10}{outcome.seconds:>7.1f} s  {outcome.reason}".rstrip()
         for measured, figures in outcome.document.get("measured", {}).items():
@@ -95,7 +95,7 @@ def rows(name: str, figures: Any) -> Iterator[str]:
 
 
 def device_name(device: str) -> str:
-    """Returns the name of the device, "" where PyTorch sees no GPU."""
+    """Returns the name of the device, "" if PyTorch sees no GPU."""
     if device == "cpu":
         return "cpu"
     asked = subprocess.run([sys.executable, "-c", _DEVICE_NAME], capture_output=True, text=True, cwd=TREE, check=False)

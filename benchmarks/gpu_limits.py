@@ -1,4 +1,4 @@
-"""The measured limits of a device, and the options and timers that benchmarks on it share."""
+"""A device's measured limits, and the options and timers that its benchmarks share."""
 
 import argparse
 import time
@@ -17,8 +17,8 @@ _ROUNDS = 10
 
 @dataclass(frozen=True)
 class Limits:
-    """The measured limits of the device: bytes a second of a copy, read and written, and operations a second of a
-    large matrix product in the dtype of the benchmark."""
+    """Measured limits of the device: bytes per second of a copy (read and written), and operations per second of a
+    large matrix product in the benchmark's dtype."""
 
     bandwidth: float
     matmul_rate: float
@@ -41,19 +41,19 @@ def measure_limits(device: torch.device, *, tiny: bool) -> Limits:
 
 
 def dtype_of(device: torch.device) -> torch.dtype:
-    """Returns the dtype in which the device computes, as the servers' settings have it by default."""
+    """Returns the dtype of the device's computation by the server's default settings."""
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
 def now(device: torch.device) -> float:
-    """Returns the time when all that was launched is done."""
+    """Returns the time after all launched work is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def seconds_of(device: torch.device, action: Callable[[], object], rounds: int) -> float:
-    """Returns the best time of several, after a first one that does not count."""
+    """Returns the best time of several rounds after a warm-up."""
     action()
     times = []
     for _ in range(rounds):
@@ -64,7 +64,7 @@ def seconds_of(device: torch.device, action: Callable[[], object], rounds: int) 
 
 
 def device_parser(description: str | None) -> argparse.ArgumentParser:
-    """Returns a parser with the options that all benchmarks of a device have."""
+    """Returns a parser with the common options of device benchmarks."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, whose figures mean nothing: tries the code")
@@ -73,7 +73,7 @@ def device_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def chosen_device(parser: argparse.ArgumentParser, options: argparse.Namespace) -> torch.device:
-    """Returns the device of the options. Ends the program where PyTorch does not see it."""
+    """Returns the device of the options. Ends the program if PyTorch does not see it."""
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         parser.exit(1, f"{parser.prog}: needs a CUDA GPU, and PyTorch sees none\n")
@@ -85,5 +85,5 @@ def device_name(device: torch.device) -> str:
 
 
 def machine_of(device: torch.device) -> dict[str, Any]:
-    """Returns what `this_machine` does, with the device's name."""
+    """Returns `this_machine` with the device's name."""
     return this_machine(device=device_name(device), transformers=transformers.__version__)

@@ -3,11 +3,11 @@
     python -m benchmarks.gpu_pipeline [llava | qwen2_5_vl] [--seconds 10] [--output FILE]
 
 A checkpoint of random weights in bfloat16, made on the GPU: a vision tower of full size (CLIP-L of LLaVA 1.5, or that
-of Qwen2.5-VL 7B), and a language half as wide as that of the 7B model, with a quarter of its layers, so that it is
-written and read in seconds. It is served twice: with `encode.num_gpus: 0.3` beside `generate.num_gpus: 0.7`, and with
-`encode.placement: inline`. Two clients stream short texts all the time. Pictures of 1024 x 1024, each a new one, arrive
-at random moments, at half of the rate that the first of both servers holds beside text, and at this rate. TTFT and ITL
-are those of `benchmarks.text_under_pictures`. The last line is one JSON document.
+of Qwen2.5-VL 7B), and a language half as wide as the 7B model's. It has a quarter of the layers, to be written and read
+in seconds. It is served twice: with `encode.num_gpus: 0.3` beside `generate.num_gpus: 0.7`, and with `encode.placement:
+inline`. Two clients stream short texts all the time. New pictures of 1024 x 1024 arrive at random times, at half and at
+all of the rate that the first server sustains beside text. TTFT and ITL are those of `benchmarks.text_under_pictures`.
+The last line is one JSON document.
 """
 
 import tempfile
@@ -31,13 +31,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "separate": {"encode": {"num_gpus": 0.3}, "generate": {"num_gpus": 0.7}},
     "inline": {"encode": {"placement": "inline"}, "generate": {"num_gpus": 1}},
 }
-"""Where pictures are encoded, and what the stages have of the card."""
+"""The encoder's placement, and the stages' shares of the card."""
 TINY_SECONDS = 3.0
 TINY_SETTINGS: dict[str, dict[str, Any]] = {"separate": {}, "inline": {"encode": {"placement": "inline"}}}
 
 
 def served(folder: Path, settings: dict[str, Any], *, tiny: bool) -> AppConfig:
-    """Returns the settings of a server in which nothing waits but in the stages on the GPU."""
+    """Returns server settings in which only the GPU stages are a bottleneck."""
     base = app_config(folder).model_dump(exclude_unset=True)
     number = 1 if tiny else NUM_PREPROCESS
     base["preprocess"] = {"min_replicas": number, "max_replicas": number}
@@ -47,7 +47,7 @@ def served(folder: Path, settings: dict[str, Any], *, tiny: bool) -> AppConfig:
 
 
 def measure(folder: Path, seconds: float, output: Path | None, document: dict[str, Any], *, tiny: bool) -> None:
-    """Adds to the document what each server does under each load, and writes it after each."""
+    """Adds each server's figures under each load to the document, and writes it after each load."""
     photo, rate = photograph(*((256, 256) if tiny else (1024, 1024))), None
     concurrency, count = (2, 4) if tiny else (CONCURRENCY, NUM_PICTURES)
     for name, settings in (TINY_SETTINGS if tiny else SETTINGS).items():
@@ -74,7 +74,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         make_large_checkpoint(options.model, Path(folder), device, tiny=options.tiny)
         if device.type == "cuda":
-            torch.cuda.empty_cache()  # the servers measure what is free
+            torch.cuda.empty_cache()  # the servers measure free memory
         seconds = min(options.seconds, TINY_SECONDS) if options.tiny else options.seconds
         measure(Path(folder), seconds, options.output, document, tiny=options.tiny)
     publish(document, options.output)

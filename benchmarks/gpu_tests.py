@@ -1,12 +1,11 @@
-"""The tests that need a GPU: how many pass, and the names of those that fail.
+"""Runs the tests that need a GPU: counts passes and lists failures.
 
     python -m benchmarks.gpu_tests [--output FILE]
 
-Only files with a test marked `gpu` are collected, so that a library that others need may be missing. Each file has a
-process of its own: after an error of the GPU, every later test of the same process fails. The file with all families
-comes last, in several processes side by side, since most of its time is compilation on the host. The document is
-written after each test, so one that hangs or crashes does not take the others' results along. The last line is one JSON
-document.
+Only files with a test marked `gpu` are collected, so other tests' libraries may be missing. Each file has its own
+process: after a GPU error, every later test of the same process fails. The file with all families runs last, in several
+parallel processes, because most of its time is compilation on the host. The document is written after each test, so a
+hanging or crashing test does not lose the others' results. The last line is one JSON document.
 """
 
 import importlib.util
@@ -35,8 +34,8 @@ def document_of(counts: Counter[str], failed: dict[str, str], machine: dict[str,
 
 
 class Results:
-    """A plug-in of pytest that counts results, and keeps the names of what failed with the last line of the reason.
-    `shard`: which part of a file's tests runs, and of how many."""
+    """A pytest plug-in that counts results, and keeps the names of failed tests with the last line of the reason.
+    `shard`: (index, number) of the part of a file's tests to run."""
 
     def __init__(self, machine: dict[str, Any], output: Path | None, shard: tuple[int, int] = (0, 1)) -> None:
         self._shard = shard
@@ -54,7 +53,7 @@ class Results:
 
     @pytest.hookimpl(trylast=True)  # after `-m gpu` has chosen
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Keeps tests of one family together, which share what is made for it."""
+        """Keeps tests of one family together, because they share fixtures."""
         index, number = self._shard
         items[:] = items[len(items) * index // number : len(items) * (index + 1) // number]
         self._num_left = len(items)
@@ -87,15 +86,14 @@ def files_with_gpu_tests(folder: Path) -> list[str]:
 
 
 def arguments(file: str) -> list[str]:
-    """Returns pytest's. They do without its plug-ins that are not installed, which the project's own settings name."""
+    """Returns pytest's arguments. They avoid the project's own options, which name plug-ins that may not be
+    installed."""
     limits = ["--timeout", str(SECONDS_OF_A_TEST)] if importlib.util.find_spec("pytest_timeout") else []
     options = ["-m", "gpu", "--continue-on-collection-errors", "--import-mode=importlib", "-p", "no:cacheprovider"]
     return ["-o", "addopts=", *options, *limits, "--tb=short", "-q", file]
 
 
 class AllResults:
-    """The results of all processes."""
-
     def __init__(self, device: str, machine: dict[str, Any], output: Path | None) -> None:
         self._device = device
         self._machine = machine
@@ -108,7 +106,7 @@ class AllResults:
         return document_of(self._counts, self._failed, self._machine)
 
     def run(self, file: str, num_shards: int = 1) -> None:
-        """Runs a file's tests, each shard in a process of its own, side by side."""
+        """Runs a file's tests in one parallel process per shard."""
         arguments = ("-m", "benchmarks.gpu_tests", "--device", self._device, "--file", file)
         parts = [
             Part(file, (*arguments, "--shard", str(index), str(num_shards)), SECONDS_OF_A_FILE)
@@ -142,7 +140,7 @@ def main() -> int:
         status = pytest.main(arguments(options.file), plugins=[results])
         publish(results.document, options.output)
         return 0 if status == pytest.ExitCode.NO_TESTS_COLLECTED else int(status)
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")  # of each of several processes
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")  # for each of several processes
     every = AllResults(options.device, machine, options.output)
     files = files_with_gpu_tests(TREE / "tests")
     for file in files[:1] if options.tiny else files:

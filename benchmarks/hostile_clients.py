@@ -1,17 +1,21 @@
-"""How the server does while clients send what they should not, and what it leaves open to them.
+"""The server's behaviour under hostile clients, and its attack surface.
 
     python -m benchmarks.hostile_clients [--output FILE] [--only NAME ...] [--rounds N]
 
-The attacks are those of `benchmarks.attacks`: bodies of 100 MB, JSON of 20 to 101 MB, bodies that trickle in, thousands
-of half headers, pictures from hosts that never finish, bombs (50,000 x 50,000 pixels in a few bytes), 4K pictures as
-fast as they are taken, small files of 7000 x 7000 pixels, grammars that take long to compile or to follow, headers that
-Ray Serve reads, connections of another user to the ports between the processes, Raylens' and Ray's, malformed messages
-to the shard. Each lasts ten seconds, from a process of its own, which leaves the CPU to others where it can, for
-attackers have machines of their own. Other processes ask for the health fifty times a second, and for a small picture
-and a text, streamed, again and again. All attacks take turns, for several rounds, and each time is the median of its
-rounds: the slowest of some hundred answers is often the machine's doing. One more client shows that: it sends its JSON
-to a server that only reads. Then it is looked at where the server listens, and which of its sockets another user of the
-machine may reach. The last line is one JSON document.
+`benchmarks.attacks` has the attacks: bodies of 100 MB, JSON of 20 to 101 MB, bodies that trickle in, thousands of half
+headers, pictures from hosts that never finish, bombs (50,000 x 50,000 pixels in a few bytes), 4K pictures at the
+highest accepted rate, small files of 7000 x 7000 pixels, grammars that take long to compile or to follow, headers that
+Ray Serve reads, another user's connections to the internal ports of Raylens and Ray, and malformed messages to the
+shard.
+
+Each attack runs for ten seconds in its own process, at low CPU priority, because real attackers have their own
+machines. Other processes request the health fifty times a second, and continuously stream answers about a small picture
+and a text. All attacks take turns for several rounds. Each time is the median of its rounds, because the machine often
+causes the slowest of some hundred answers. A control client shows the machine's part: it sends its JSON to a server
+that only reads.
+
+Afterwards the benchmark lists the server's listening ports, and its sockets that another user of the machine can reach.
+The last line is one JSON document.
 """
 
 import argparse
@@ -46,21 +50,21 @@ from tests.listening import listeners, sockets_open_to_nobody, undocumented
 from tests.replicas import proxy_pids, replica_pids
 
 if TYPE_CHECKING:
-    # Not at run time: Ray reads the environment of a server of one machine as it is imported.
+    # Not at run time: the import of Ray reads the environment, and a server on one machine sets it first.
     from raylens.deployments.wire.private_port import PortAddress
 
 SECONDS = 10.0
 TARGET_SECONDS = 0.1
-# Of the one that takes every place: who comes then waits for one to be given up.
+# This attack takes every connection; a new client waits until one is dropped.
 TARGETS = {"4200 half headers": 1.0}
 MAX_GROWTH_MB = 1500.0
 NUM_ROUNDS = 3
 NUM_NEIGHBOUR_TOKENS = 64
 SHARD = "Shared-0"
 MAX_DESCRIPTORS = 2000
-"""Of a process, while others open connections to it: a tenth of what it may have where 20,000 files may be open."""
+"""Of a process, while others open connections to it: a tenth of its limit where 20,000 files may be open."""
 MOST = ("growth_mb", "preprocess_growth_mb", "most_descriptors")
-"""The figures of which the largest counts."""
+"""Figures whose maximum over the rounds counts."""
 
 
 def ask_for_health(url: str, started: Event, stop: Event, times: Any) -> None:
@@ -76,7 +80,7 @@ def ask_for_health(url: str, started: Event, stop: Event, times: Any) -> None:
 
 
 def ask_as_a_neighbour(url: str, started: Event, stop: Event, times: Any) -> None:
-    """Seconds of whole answers, streamed, each about another small picture."""
+    """Measures seconds of whole streamed answers, each about another small picture."""
     started.set()
     to = urlsplit(url)
     while not stop.wait(0.1):
@@ -94,7 +98,7 @@ def ask_as_a_neighbour(url: str, started: Event, stop: Event, times: Any) -> Non
 
 
 def endless_host() -> str:
-    """The URL of a picture of which a byte comes each second, on a server in this process."""
+    """Returns the URL of a picture that arrives at one byte per second, on a server in this process."""
     server = socket.create_server(("127.0.0.1", 0), backlog=256)
 
     def drip(connection: socket.socket) -> None:
@@ -125,18 +129,18 @@ class _Reader(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *args: object) -> None:
-        """Nothing."""
+        """No output."""
 
 
 def reading_server() -> str:
-    """The URL of a server, in this process, that reads what it is sent and does nothing with it."""
+    """Returns the URL of a server, in this process, that only reads its requests."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Reader)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http://127.0.0.1:{server.server_port}"
 
 
 def resident_megabytes(pids: Iterable[int]) -> dict[int, float]:
-    """By process, but for those that have ended: replicas that nobody needs do."""
+    """Returns resident megabytes by process, without ended ones, such as replicas that were scaled down."""
     found = {}
     for pid in pids:
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -145,12 +149,12 @@ def resident_megabytes(pids: Iterable[int]) -> dict[int, float]:
 
 
 def growth_megabytes(before: dict[int, float]) -> float:
-    """Of the processes that are still there."""
+    """Returns the growth of the processes that still run."""
     return sum(megabytes - before[pid] for pid, megabytes in resident_megabytes(before).items())
 
 
 def num_descriptors(pids: Iterable[int]) -> int:
-    """Of the process that has most of them."""
+    """Returns the maximum over the processes."""
     found = [0]
     for pid in pids:
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -159,8 +163,8 @@ def num_descriptors(pids: Iterable[int]) -> int:
 
 
 def speaking_ports() -> tuple[list[int], list[int]]:
-    """The ports of replicas that speak first: those on which our processes wait for each other, with a challenge, and
-    those of Ray's gRPC, with a frame of another length."""
+    """Returns the ports of replicas that send first: Raylens' private ports, with a challenge, and Ray's gRPC ports,
+    with a frame of another length."""
     from raylens.deployments.wire.private_port import NONCE_BYTES
 
     ours, rays = list[int](), list[int]()
@@ -173,7 +177,7 @@ def speaking_ports() -> tuple[list[int], list[int]]:
 
 
 def shard_address() -> "PortAddress":
-    """Where the shard of this process' server listens, with its token."""
+    """Returns the address and the token of the shard of this process's server."""
     from ray import serve
 
     handle: Any = serve.get_deployment_handle(SHARD, APP_NAME)
@@ -182,15 +186,15 @@ def shard_address() -> "PortAddress":
 
 
 def _attack_politely(attack: Attack, target: Target, started: Event, stop: Event) -> None:
-    started.set()  # with its imports behind it
+    started.set()  # after its imports
     os.nice(19)
     attack(target, stop)
 
 
 def measure(url: str, target: Target, attack: Attack | None) -> dict[str, float]:
-    """Seconds of the health's and a neighbour's answers, of the server at `url`; megabytes by which its endpoint's
-    processes have grown at most, and those that decode pictures in the end; descriptors of the endpoint's process or a
-    shard's at most."""
+    """Returns the seconds of health and neighbour answers of the server at `url`; the largest memory growth of the
+    endpoint's processes, and the final growth of Preprocess, in MB; and the most descriptors of an ingress or shard
+    process."""
     context = multiprocessing.get_context("spawn")
     with context.Manager() as manager:
         stop, healths, answers = context.Event(), manager.list(), manager.list()
@@ -207,7 +211,7 @@ def measure(url: str, target: Target, attack: Attack | None) -> dict[str, float]
             return process
 
         attacking = None if attack is None else start(_attack_politely, attack, target, (stop,))
-        # The neighbour first: while its process starts it takes a core for seconds.
+        # The neighbour first: its process's startup takes a core for seconds.
         asking = [start(ask_as_a_neighbour, url, (stop, answers)), start(ask_for_health, url, (stop, healths))]
         deadline = time.monotonic() + SECONDS
         while time.monotonic() < deadline:
@@ -235,8 +239,8 @@ def measure(url: str, target: Target, attack: Attack | None) -> dict[str, float]
 
 
 def summary(rounds: list[dict[str, float]]) -> dict[str, Any]:
-    """The median of each time, with the slowest answer of every round beside it, and the most of each growth: processes
-    keep memory that they have once had, so later rounds show less."""
+    """Returns the median of each time, the slowest answer of every round, and the maximum of each growth: processes
+    keep memory, so later rounds show less growth."""
     found: dict[str, Any] = {}
     for figure in rounds[0]:
         of_rounds = [one[figure] for one in rounds]
@@ -255,7 +259,7 @@ def _checks(name: str, found: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def open_doors() -> dict[str, list[str]]:
-    """Where the server listens beside what docs/security.md says, and which sockets in files another user reaches."""
+    """Returns listening ports that docs/security.md does not list, and Unix sockets that another user can reach."""
     return {
         "listening beside what is documented": [
             f"{one.process} at {one.address}:{one.port}" for one in undocumented(listeners(os.getpid()))

@@ -1,4 +1,4 @@
-"""Checkpoints as wide as those of 7B models, with fewer layers in the language half, made on the device in seconds."""
+"""Checkpoints as wide as those of 7B models, with fewer language layers, made on the device in seconds."""
 
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ LLAVA_7B = {
     "vocab_size": 32064,
     "max_position_embeddings": 8192,
 }
-"""Of the language half of LLaVA 1.5 7B, but for the positions."""
+"""The language half of LLaVA 1.5 7B, except for the positions."""
 LANGUAGE_LAYERS = {"llava": {"language": 8, "of": 32}, "qwen2_5_vl": {"language": 7, "of": 28}}
-"""By the model: how many layers the language half has here, and how many that of the 7B model has."""
+"""By model: the number of language layers here, and in the 7B model."""
 
 _LLAVA_TEXT: dict[str, Any] = LLAVA_7B | {"max_position_embeddings": 4096, "tie_word_embeddings": False}
 _CLIP_L: dict[str, Any] = {
@@ -54,8 +54,7 @@ _HALF_OF_A_HEAD = (16, 24, 24)
 
 
 def make_large_checkpoint(model: str, folder: Path, device: torch.device, *, tiny: bool) -> None:
-    """Writes the checkpoint of `model`, one of LANGUAGE_LAYERS. `tiny`: that of a small model instead, of the same
-    family."""
+    """Writes the checkpoint of `model`, one of LANGUAGE_LAYERS. `tiny`: a small model of the same family instead."""
     if tiny:
         (make_checkpoint if model == "llava" else make_qwen_checkpoint)(folder)
         return

@@ -2,14 +2,17 @@
 
     python -m benchmarks.llm [--rounds 10] [--threads 2] [--output FILE]
 
-A language half of about 40 million parameters; prompts of 128 tokens, 64 new tokens each, greedy, float32. Both answer
-the same prompts in turns, in one run: 1 and 8 at a time, and 32 at once against `generate` called for one after
-another. `overhead` is what `LLMEngine.step` takes beyond the model's forward pass in a step that decodes 8 sequences:
-scheduling, the layout of the step, sampling. `steps` compares steps with Raylens' kernels and without them, in turns:
-so many sequences decode, each at such a position, and each side has as many of the threads as suit it best.
-`read_share` is how fast the step of one sequence reads the weights, compared with a plain sum over memory of that size,
-measured beside it. Neither side makes text of its tokens. The last line is one JSON document; a check is a ratio of the
-best times, for others use the machine too.
+The language half has about 40 million parameters. Prompts have 128 tokens; answers have 64 new tokens, greedy, float32.
+Both engines answer the same prompts in turns, in one run: batches of 1 and 8, and 32 concurrent requests against
+sequential calls of `generate`.
+
+`overhead` is the time of `LLMEngine.step` beyond the model's forward pass in a step that decodes 8 sequences:
+scheduling, the layout of the step, sampling. `steps` compares steps with and without Raylens' kernels, in turns, by the
+number of sequences and their position; each side uses its best number of threads. `read_share` is the speed at which a
+step of one sequence reads the weights, relative to a plain sum over memory of that size, measured beside it.
+
+Neither side converts tokens to text. The last line is one JSON document. Checks are ratios of best times, because other
+programs use the machine, too.
 """
 
 import argparse
@@ -30,10 +33,10 @@ from raylens.llm.engine import LLMEngine
 from raylens.preprocess.schema import ProcessedPrompt
 
 TARGETS = {"batch_1": 1.2, "batch_8": 1.5, "concurrent_32": 3.0}
-"""Tokens a second over those of `generate`, at least."""
+"""Minimum ratio of tokens per second to `generate`."""
 OVERHEAD_MS = 0.3
 STEP_RATIO, READ_SHARE = 2.2, 0.7
-"""How many times as fast steps are with kernels, at least, and the least share of the memory's speed."""
+"""Minimum speed-up of steps by the kernels, and minimum share of the memory's speed."""
 
 
 @torch.inference_mode()
@@ -57,7 +60,7 @@ def generate_in_turn(model: PreTrainedModel, prompts: Prompts) -> Prompts:
 
 @torch.inference_mode()
 def measure_overhead(engine: LLMEngine, prompts: Prompts) -> dict[str, float]:
-    """Milliseconds of a step that decodes all `prompts`, medians: in all, in the forward pass, and the difference."""
+    """Returns median milliseconds of a step that decodes all `prompts`: total, forward pass, and difference."""
     forward, spent = engine._runner.forward, 0.0
 
     def timed_forward(*args: Any) -> Any:
@@ -92,7 +95,7 @@ def measure(folder: Path, rounds: int) -> dict[str, Any]:
     prompts = make_prompts(32)
     answer(engine, prompts)
     generate(model, prompts[:8])
-    # Of the embedding a step reads a row for each token.
+    # A step reads only one row of the embedding per token.
     num_weights = num_parameters - model.get_input_embeddings().weight.numel()
     threads = torch.get_num_threads()
     steps = measure_steps(folder, rounds, num_weights * 4, threads)

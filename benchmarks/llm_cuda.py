@@ -1,14 +1,14 @@
-"""The decode engine on a GPU against what the GPU could do at best, and against Hugging Face `generate`.
+"""The decode engine on a GPU against the GPU's limit, and against Hugging Face `generate`.
 
     python -m benchmarks.llm_cuda [decode] [prefill] [generate] [--rounds 3] [--output FILE]
 
-The language half of LLaVA 1.5 7B with random weights in bfloat16, made on the GPU. Each step of decoding has to read
-the weights and the KV cache once; `decode` says for 1, 8, 64 and 256 sequences how near a step's time comes to that of
-so many bytes at the bandwidth of a plain copy, and how long a step takes without asynchronous scheduling. Batches whose
-cache the GPU does not hold are left out. `prefill` says how near a prompt of 4,096 tokens comes to the rate of a large
-matrix product. `generate` runs the same model on the same prompts of 1 and 64 sequences, as it is and with its static
-cache, which it compiles; tokens a second are those behind the first of each answer. Without a name all three run. The
-last line is one JSON document.
+The model is the language half of LLaVA 1.5 7B with random weights in bfloat16, made on the GPU. Each decode step must
+read the weights and the KV cache once. `decode` relates a step's time with 1, 8, 64 and 256 sequences to a plain copy's
+bandwidth for these bytes, and reports the time without asynchronous scheduling. Batches whose cache exceeds the GPU's
+memory are left out. `prefill` relates a prompt of 4,096 tokens to the rate of a large matrix product. `generate` runs
+the same model on the same prompts of 1 and 64 sequences, with its default cache and with its static cache, which it
+compiles; tokens per second exclude the first token of each answer. Without a name, all three run. The last line is one
+JSON document.
 """
 
 import copy
@@ -32,14 +32,14 @@ from raylens.modeling.merged_linear import LaterPart, MergedLinear
 
 GENERATED_BATCHES = (1, 64)
 TARGETS = {"decode_1": 0.80, "decode_64": 0.65, "prefill": 0.55}
-"""Shares of the limit, at least."""
+"""Minimum shares of the limit."""
 
 Figures = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Bench:
-    """An engine on the device, and what the device can do at best."""
+    """An engine on the device, and the device's limits."""
 
     device: torch.device
     shape: Shape
@@ -49,7 +49,7 @@ class Bench:
 
     @classmethod
     def of(cls, device: torch.device, names: list[str], *, rounds: int, tiny: bool) -> "Bench":
-        """`names`: what is to be measured."""
+        """`names`: the selected measurements."""
         shape = Shape.of(device, tiny=tiny)
         if names == ["prefill"]:
             shape = shape.with_batches([1])
@@ -61,7 +61,7 @@ class Bench:
 
 @torch.inference_mode()
 def decode_steps(engine: LLMEngine, prompts: Prompts, num_new: int) -> tuple[list[tuple[float, int]], Prompts]:
-    """Returns the seconds of each step in which all sequences decode and the positions that it reads; the answers."""
+    """Returns (seconds, positions read) of each step in which all sequences decode; and the answers."""
     add_requests(engine, prompts, num_new)
     steps: list[tuple[float, int]] = []
     answers: Prompts = [[] for _ in prompts]
@@ -69,7 +69,7 @@ def decode_steps(engine: LLMEngine, prompts: Prompts, num_new: int) -> tuple[lis
         is_prefill = any(len(answer) == 0 for answer in answers)
         num_positions = sum(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
         start = time.perf_counter()
-        outputs = engine.step()  # it waits for the tokens that it hands out
+        outputs = engine.step()  # waits for the returned tokens
         seconds = time.perf_counter() - start
         for output in outputs:
             answers[int(output.request_id)] += output.token_ids
@@ -79,7 +79,7 @@ def decode_steps(engine: LLMEngine, prompts: Prompts, num_new: int) -> tuple[lis
 
 
 def best_steps(bench: Bench, batch: int) -> tuple[list[tuple[float, int]], Prompts]:
-    """Returns the steps of the fastest of several rounds, after a first one that does not count."""
+    """Returns the steps of the fastest of several rounds after a warm-up."""
     measured = [
         decode_steps(bench.engine, bench.prompts(batch), bench.shape.new_tokens) for _ in range(bench.rounds + 1)
     ]
@@ -114,8 +114,8 @@ def measure_prefill(bench: Bench) -> Figures:
             engine.step()
 
     seconds = seconds_of(bench.device, prefill, bench.rounds)
-    # The head is multiplied with the last token only. A position sees half of the prompt on average, twice: its keys
-    # and its values.
+    # Only the last token passes the head. On average, a position attends to half of the prompt, in two products: with
+    # keys and with values.
     width = shape.text["num_attention_heads"] * shape.text["head_dim"]
     seen = shape.text["num_hidden_layers"] * width * length
     operations = 2 * length * (shape.num_multiplied - shape.num_head_weights + seen)
@@ -128,7 +128,7 @@ def measure_prefill(bench: Bench) -> Figures:
 
 
 def make_theirs(bench: Bench) -> PreTrainedModel:
-    """Returns transformers' own model on the same weights, which lie in memory once."""
+    """Returns transformers' own model, sharing the engine's weights."""
     half = bench.engine._runner._model
     config = copy.deepcopy(half.config.text_config)
     with torch.device(bench.device):
@@ -139,7 +139,7 @@ def make_theirs(bench: Bench) -> PreTrainedModel:
 
 
 def unmerged(half: nn.Module) -> dict[str, torch.Tensor]:
-    """Returns the weights by the names that transformers knows: the engine computes some layers as one."""
+    """Returns the weights by transformers' names, splitting the engine's merged layers."""
     weights = dict(half.state_dict())
     parts: dict[MergedLinear, Iterator[torch.Tensor]] = {}
     for name, module in half.named_modules():
@@ -162,7 +162,7 @@ def measure_generate(bench: Bench, theirs: PreTrainedModel, batch: int) -> Figur
         "compiled_tokens_per_second": round(compiled, 1),
         "ratio": round(rate / plain, 2),
         "ratio_to_compiled": round(rate / compiled, 2),
-        # Rounding differs between kernels: later tokens may differ where two are nearly as likely.
+        # Rounding differs between kernels, so later tokens may differ where two are nearly as likely.
         "equal_first_tokens": sum(own[0] == other[0] for own, other in zip(answers, their_answers, strict=True)),
     }
 
@@ -170,7 +170,7 @@ def measure_generate(bench: Bench, theirs: PreTrainedModel, batch: int) -> Figur
 def generate_rate(
     bench: Bench, model: PreTrainedModel, prompts: Prompts, settings: dict[str, Any]
 ) -> tuple[float, Prompts]:
-    """Returns tokens a second behind the first ones, and the answers."""
+    """Returns tokens per second after the first ones, and the answers."""
     token_ids = torch.tensor(prompts, device=model.device)
     num_new, answers = bench.shape.new_tokens, Prompts()
 
@@ -194,7 +194,7 @@ def generate_rate(
 
 
 def measurements(bench: Bench, names: list[str]) -> dict[str, Callable[[], Figures]]:
-    """Returns what to measure, by the names of the figures."""
+    """Returns the measurements by the names of their figures."""
     found: dict[str, Callable[[], Figures]] = {}
     if "decode" in names:
         found |= {f"decode_{batch}": partial(measure_decode, bench, batch) for batch in bench.shape.batches}
@@ -207,7 +207,7 @@ def measurements(bench: Bench, names: list[str]) -> dict[str, Callable[[], Figur
 
 
 def measured_document(bench: Bench, names: list[str], output: Path | None) -> dict[str, Any]:
-    """Returns the document. Writes to `output` after each measurement, so that a later failure takes nothing along."""
+    """Returns the document. Writes it to `output` after each measurement, so a later failure loses nothing."""
     measured: Figures = {"limits": bench.limits.shown(), "has_graphs": bench.engine._runner._graphs is not None}
     document: dict[str, Any] = {"checks": {}, "measured": measured, "machine": machine_of(bench.device)}
     for name, measure in measurements(bench, names).items():

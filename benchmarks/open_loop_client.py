@@ -1,7 +1,7 @@
-"""An open-loop client on one thread: it sends each request at its moment, whether or not earlier ones are answered.
+"""An open-loop client on one thread: it sends each request at its time, whether or not earlier ones are answered.
 
-It reads what arrives and notes when, and parses all of it after the last answer has ended. So while requests run it
-takes little of the processor that it shares with the server, and tells how much it took."""
+It records received data with time stamps, and parses all of it after the last answer has ended. So it uses little of
+the CPU that it shares with the server, and reports its own use."""
 
 import json
 import selectors
@@ -21,7 +21,7 @@ _TIMEOUT_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """A request for exactly `num_tokens` tokens, to be sent `moment` seconds after the beginning."""
+    """A request for exactly `num_tokens` tokens, to be sent `moment` seconds after the start."""
 
     moment: float
     body: bytes
@@ -29,15 +29,14 @@ class Sending:
 
     @classmethod
     def of(cls, moment: float, model: str, content: Content, num_tokens: int, **fields: Any) -> "Sending":
-        """`fields` are further ones of the request."""
+        """`fields`: further fields of the request."""
         body = chat_body(model, content, num_tokens) | {"stage_timings": True} | fields
         return cls(moment, json.dumps(body).encode(), num_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
-    """Seconds from the beginning of the load until the request was sent, its first text came and its last text came.
-
+    """Seconds from the load's start until the request was sent, its first text arrived and its last text arrived.
     `timings`: the server's own."""
 
     sent: float
@@ -46,7 +45,7 @@ class TimedAnswer:
     num_tokens: int
     num_pieces: int
     num_bytes: int
-    """Received, headers included."""
+    """Received bytes, including headers."""
     prompt_tokens: int
     timings: dict[str, Any]
 
@@ -56,13 +55,13 @@ class TimedAnswer:
 
     @property
     def time_per_output_token(self) -> float:
-        """Seconds from one token to the next, the mean. Raises ZeroDivisionError for an answer of one token."""
+        """Mean seconds between tokens. Raises ZeroDivisionError for an answer of one token."""
         return (self.last - self.first) / (self.num_tokens - 1)
 
 
 @dataclass(slots=True)
 class Stream:
-    """A request under way. `received`: each part of its answer, with the seconds from the beginning of the load."""
+    """An open request. `received`: each part of its answer, with the seconds since the load's start."""
 
     connection: socket.socket
     sending: Sending
@@ -72,8 +71,8 @@ class Stream:
 
 
 def send_open_loop(url: str, sendings: Sequence[Sending]) -> tuple[list[TimedAnswer], float]:
-    """Sends all of them, which are in the order of their moments. Returns the answers in this order, and the processor
-    seconds that this client took. Raises RuntimeError for an answer of another kind, or for none within ten minutes."""
+    """Sends all requests, which are sorted by time. Returns the answers in this order, and the client's CPU seconds.
+    Raises RuntimeError for a wrong answer, or after ten minutes without data."""
     cpu = time.thread_time()
     streams = run_streams(url, sendings)
     cpu = time.thread_time() - cpu
@@ -83,7 +82,7 @@ def send_open_loop(url: str, sendings: Sequence[Sending]) -> tuple[list[TimedAns
 def run_streams(
     url: str, sendings: Sequence[Sending], on_data: Callable[[Stream], None] = lambda stream: None
 ) -> list[Stream]:
-    """Sends all of them and receives until the last answer has ended. Calls `on_data` with each part of an answer."""
+    """Sends all requests and receives until the last answer has ended. Calls `on_data` with each part of an answer."""
     address, started = urlsplit(url), time.perf_counter()
     streams: list[Stream] = []
     with selectors.DefaultSelector() as selector:
@@ -111,7 +110,8 @@ def _open(host: str, port: int, sending: Sending, now: float) -> Stream:
 
 
 def _go_on(selector: selectors.BaseSelector, stream: Stream, started: float) -> bool:
-    """Sends or receives what the connection is ready for. Returns whether it has received a part of the answer."""
+    """Sends or receives, whichever the connection is ready for. Returns whether it has received a part of the
+    answer."""
     if stream.unsent:
         stream.unsent = stream.unsent[stream.connection.send(stream.unsent) :]
         if not stream.unsent:

@@ -1,4 +1,4 @@
-"""Streams that run at once, and their pieces while all of them ran."""
+"""Concurrent streams, and their pieces while all of them ran."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +14,10 @@ MarkT = TypeVar("MarkT")
 
 @dataclass(frozen=True, slots=True)
 class ParallelAnswers(Generic[MarkT]):
-    """The pieces that came while all streams ran: from `begin`, when the last one had its first text, to `end`, when
-    the first one had its last. `seconds`: that time. `gaps`: seconds between pieces of text of the same stream; what is
-    received at once is one piece. `num_tokens`: the tokens of that time, of all streams, by their share of the text."""
+    """The pieces received while all streams ran: from `begin`, the first text of the last stream to start, to `end`,
+    the last text of the first stream to finish. `seconds`: this duration. `gaps`: seconds between pieces of text of the
+    same stream; data received at once is one piece. `num_tokens`: all streams' tokens of this duration, by their share
+    of the text."""
 
     begin: MarkT
     end: MarkT
@@ -27,7 +28,7 @@ class ParallelAnswers(Generic[MarkT]):
 
 
 class Marks(Generic[MarkT]):
-    """Calls a function when the last of the streams begins, and when the first of them ends."""
+    """Calls a function when the last stream begins, and when the first stream ends."""
 
     def __init__(self, num_streams: int, at_mark: Callable[[], MarkT]) -> None:
         self._num_streams = num_streams
@@ -49,9 +50,8 @@ class Marks(Generic[MarkT]):
 def stream_together(
     url: str, model: str, contents: Sequence[Content], num_tokens: int, at_mark: Callable[[], MarkT]
 ) -> ParallelAnswers[MarkT]:
-    """Streams greedy answers of exactly `num_tokens` tokens, all at once. Calls `at_mark` at the beginning and at the
-    end of the time in which all of them run. Raises RuntimeError if there is no such time, or an answer is of another
-    kind."""
+    """Streams greedy answers of exactly `num_tokens` tokens concurrently. Calls `at_mark` at the begin and at the end
+    of the time in which all of them run. Raises RuntimeError if there is no such time, or for a wrong answer."""
     marks = Marks(len(contents), at_mark)
     sendings = [Sending.of(0.0, model, content, num_tokens) for content in contents]
     streams = run_streams(url, sendings, marks.on_data)

@@ -1,5 +1,5 @@
-"""Runs parts of a long benchmark, each as a process of its own with a time limit. A part that crashes or hangs takes no
-other along, and what it has written of its document until then counts."""
+"""Runs the parts of a long benchmark as separate processes with time limits. A part that crashes or hangs affects no
+other, and its partial document counts."""
 
 import importlib.util
 import json
@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 TREE = Path(__file__).resolve().parent.parent
 END_SECONDS = 15.0
-"""How long a part that is too slow may take to stop what it has started."""
+"""Grace period for a part after its time limit, to stop its own processes."""
 _NUM_LINES = 15
 
 Document = dict[str, Any]
@@ -24,8 +24,8 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`arguments` are Python's; `--output` and a file for the document come behind them. `seconds`: its time limit.
-    `needs`: modules without which it is skipped."""
+    """`arguments`: Python's; `--output` and a file for the document are appended. `seconds`: the time limit. `needs`:
+    modules; without them the part is skipped."""
 
     name: str
     arguments: tuple[str, ...]
@@ -35,7 +35,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a part. `document` is as much as there is, `last_lines` the end of its output where it failed."""
+    """The result of a part. `document` may be partial. `last_lines`: the end of a failed part's output."""
 
     state: Literal["ok", "failed", "timed out", "skipped"]
     seconds: float = 0.0
@@ -44,12 +44,11 @@ class Outcome:
     last_lines: list[str] = field(default_factory=list)
 
     def shown(self) -> Document:
-        """Returns the fields that say something."""
         return {name: value for name, value in asdict(self).items() if value not in ("", [], {})}
 
 
 def run_part(part: Part, seconds: float | None = None) -> Outcome:
-    """Runs the part for as long as its limit says, and no longer than `seconds`."""
+    """Runs the part up to its limit, and no longer than `seconds`."""
     for module in part.needs:
         if importlib.util.find_spec(module) is None:
             return Outcome("skipped", reason=f"{module} cannot be imported")
@@ -70,7 +69,7 @@ def run_part(part: Part, seconds: float | None = None) -> Outcome:
 
 
 def _run(command: list[str], log: Path, seconds: float) -> int | None:
-    """Returns the command's status, None where it took too long."""
+    """Returns the command's status, None after a timeout."""
     with log.open("w") as lines:
         process = subprocess.Popen(
             command, cwd=TREE, stdin=subprocess.DEVNULL, stdout=lines, stderr=subprocess.STDOUT, start_new_session=True
@@ -84,7 +83,7 @@ def _run(command: list[str], log: Path, seconds: float) -> int | None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Interrupts the process, so that it stops what it has started, and kills what is left of its group."""
+    """Interrupts the process, so that it stops its own processes, and then kills its group."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):

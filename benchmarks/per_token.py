@@ -1,4 +1,4 @@
-"""What a token of running streams takes: processor time of Ingress and Generate, the step in the server, and the gaps.
+"""The cost of a token of running streams: CPU time of Ingress and Generate, the server's step, and the gaps.
 
     python -m benchmarks.per_token [--rounds 3] [--output FILE]
 
@@ -6,16 +6,14 @@ A server of a checkpoint of random weights, with 40 million parameters in its la
 of text in each round. `alone` is an engine in this process, which answers as many prompts of the same length while the
 server rests. Figures are medians of all rounds.
 
-All figures but the step's are of the time in which all streams run. So no prompt, and no beginning or end of a request,
-is in them. `ingress_ms` and `generate_ms` are processor time of the whole replica for each token, and
-`generate_beside_engine_ms` that of all threads of Generate but the busiest, which is the engine's. `step_ms` is the
-mean step of the engine, of prompts, too. Gaps are between pieces of a stream's text, as the client receives them:
-tokens of one piece have one gap, and `tokens_per_piece` tells how many there are. The client is one thread of this
-process, which reads the answers after their end.
+All figures but the step's cover the time in which all streams run, so they include no prompt, and no start or end of a
+request. `ingress_ms` and `generate_ms` are the replica's total CPU time per token. `generate_beside_engine_ms` excludes
+Generate's busiest thread, which is the engine's. `step_ms` is the engine's mean step, including prompts. Gaps are
+between pieces of a stream's text, as received by the client: the tokens of one piece have one gap, and
+`tokens_per_piece` is their number. The client is one thread of this process, which parses the answers after their end.
 
-Engines have one thread, because the second core is the ingress's and the client's, and guess no tokens by prompt
-lookup. `ingress_ms` and `generate_beside_engine_ms` tell of the way of a token through the server alone. The last line
-is one JSON document.
+Engines have one thread, because the ingress and the client use the second core. Prompt lookup is off. Only `ingress_ms`
+and `generate_beside_engine_ms` isolate a token's path through the server. The last line is one JSON document.
 """
 
 import argparse
@@ -44,9 +42,9 @@ from tests.metric_values import exported
 
 MODEL = "random"
 STREAMS = {1: 512, 8: 256, 32: 192}
-"""Numbers of streams, and how many tokens each answer has."""
+"""Tokens per answer, by the number of streams."""
 STEP_RATIO = 1.1
-"""The step in the server over that of the engine alone, at most."""
+"""Maximum ratio of the server's step to the engine's alone."""
 GAPS = (50, 90, 99)
 """Percentiles."""
 NUM_THREADS = 1
@@ -57,13 +55,13 @@ _numbers = itertools.count()
 
 
 def new_text() -> Content:
-    """Returns a message that no other request brings."""
+    """Returns a message that no other request has."""
     return [{"type": "text", "text": f"Number {next(_numbers)}: what is in the picture, and what is not?"}]
 
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """How many steps a server's engine has made, and their seconds."""
+    """A server's engine steps: their total seconds and their number."""
 
     seconds: float
     number: float
@@ -73,13 +71,11 @@ class StepCounts:
         return cls(exported(url, "engine_step_seconds"), exported(url, "engine_steps"))
 
     def mean_since(self, before: "StepCounts") -> float:
-        """Returns milliseconds of the mean step."""
+        """Returns the mean step in milliseconds."""
         return (self.seconds - before.seconds) / (self.number - before.number) * 1e3
 
 
 class Served:
-    """A server of the checkpoint."""
-
     def __init__(self, url: str, server: Server) -> None:
         self.url = url
         self._ingress, self._generate = (replica_of(server, name) for name in ("Ingress", "Generate"))
@@ -102,19 +98,19 @@ class Served:
         }
 
     def step(self) -> float:
-        """Returns milliseconds of the mean step since the last call."""
+        """Returns the mean step since the last call, in milliseconds."""
         before, self._steps = self._steps, StepCounts.of(self.url)
         return self._steps.mean_since(before)
 
     def _cpu_seconds(self) -> dict[str, float]:
-        """Returns the processor time of both replicas, and of each thread of Generate by its number."""
+        """Returns the CPU time of both replicas, and of each Generate thread by its number."""
         threads = thread_cpu_seconds(self._generate)
         whole = {"ingress": cpu_seconds(self._ingress), "generate": cpu_seconds(self._generate)}
         return whole | {str(number): seconds for number, seconds in threads.items()}
 
 
 def step_alone(engine: LLMEngine, num_prompt_tokens: int, num_streams: int, num_tokens: int) -> float:
-    """Returns milliseconds of the mean step of an engine that answers prompts."""
+    """Returns the mean step of an engine that answers prompts, in milliseconds."""
     params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
     before = engine.stats
     for index in range(num_streams):

@@ -3,7 +3,7 @@
     python -m benchmarks.pipeline [--requests 48] [--output FILE]
 
 Each scenario streams answers of 32 tokens at a fixed concurrency. `new pictures` sends every picture once, `one
-picture` the same one in every request, so the difference is what the caches save. The last line is one JSON document.
+picture` the same one in every request, so the difference is the caches' effect. The last line is one JSON document.
 """
 
 import argparse

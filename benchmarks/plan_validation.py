@@ -1,17 +1,17 @@
-"""Does `raylens plan` tell what a server does? It predicts loads that it has not seen, and is compared with them.
+"""Validates `raylens plan`: compares its predictions with a server's figures under loads that it has not seen.
 
     python -m benchmarks.plan_validation [--rounds 3] [--seconds 25] [--output FILE]
 
-One run on this machine, with one server of the bundled model. First the costs are measured as
-`python -m benchmarks.stage_costs` does, from requests one after the other and from some streams at once. Then the
-machine's capacity: the requests a second of a mix of texts, new pictures and repeated ones, always so many at a time.
-Then the same mix arrives at random moments (a Poisson process), at 0.3, 0.5 and 0.7 times the capacity, whether or not
-earlier requests are answered. The simulation gets the same arrivals and the costs; nothing of these loads goes into the
-costs. Client and server share the cores of this machine, so the simulation has the client on them, too.
+One run on this machine, with one server of the bundled model. First the costs are measured as by `python -m
+benchmarks.stage_costs`, from sequential requests and from some concurrent streams. Second, the machine's capacity is
+measured: the requests per second of a mix of texts, new pictures and repeated ones, at a fixed concurrency. Third, the
+same mix arrives at random times (a Poisson process), at 0.3, 0.5 and 0.7 times the capacity, whether or not earlier
+requests are answered. The simulation gets the same arrivals and the costs, which do not depend on these loads. Client
+and server share the cores of this machine, and so they do in the simulation.
 
-If other programs take more than 0.1 cores during a load, it runs a second time, and the quieter one counts. The table
-tells how many cores they took, and the simulation is told the same. An error is (predicted - measured) / measured. The
-last line is one JSON document.
+If other programs take more than 0.1 cores during a load, it runs a second time, and the quieter run counts. The table
+shows these cores, and the simulation gets the same figure. An error is (predicted - measured) / measured. The last line
+is one JSON document.
 """
 
 import argparse
@@ -35,12 +35,12 @@ from raylens.planning.simulation import Fleet, percentile, simulate
 
 KINDS = ("text", "new picture", "repeated picture")
 LOADS = (0.3, 0.5, 0.7)
-"""Of the capacity."""
+"""Shares of the capacity."""
 PICTURE_SHARE, REPEATED_SHARE = 0.3, 0.3
 SIZES, WORDS, ANSWER_TOKENS = (0.3, 0.8), (6, 20), (16, 48)
-"""What requests draw from, each alike."""
+"""Requests draw uniformly from each of these."""
 NUM_REPEATED = 4
-"""Pictures that come again and again."""
+"""Number of different repeated pictures."""
 CAPACITY_REQUESTS, CAPACITY_CONCURRENCY = 160, 8
 ERROR = 0.15
 CHECKED = ("requests_per_second", "ttft_ms_p50", "tpot_ms_p50")
@@ -49,7 +49,7 @@ MAX_OTHERS, MAX_TRIES = 0.1, 2
 
 @dataclass(frozen=True)
 class Drawn:
-    """What one request brings."""
+    """The contents of one request."""
 
     size: float | None
     number: int | None
@@ -71,7 +71,7 @@ def draw_request(draw: random.Random) -> Drawn:
 
 
 class Mix:
-    """The requests of all loads, as the server gets them and as the simulation does."""
+    """The requests of all loads, for the server and for the simulation."""
 
     def __init__(self, photos: Photos) -> None:
         self._photos = photos
@@ -85,7 +85,7 @@ class Mix:
 
 
 def arrival_of(drawn: Drawn, answer: TimedAnswer, key: int, tokens_per_picture: float) -> Arrival:
-    """Returns what the simulation is told of a request: when the client began with it, and what is in it."""
+    """Returns a request for the simulation: its sending time and its contents."""
     pictures: tuple[Picture, ...] = ()
     if drawn.size is not None:
         pictures = (Picture(megapixels(drawn.size), drawn.number is not None, key),)
@@ -94,7 +94,7 @@ def arrival_of(drawn: Drawn, answer: TimedAnswer, key: int, tokens_per_picture: 
 
 
 def capacity(served: ServedModel, mix: Mix) -> float:
-    """Returns requests a second where so many are always under way."""
+    """Returns requests per second at a fixed concurrency."""
     draw = random.Random(1)
     drawn = [draw_request(draw) for _ in range(CAPACITY_REQUESTS)]
     asked = [(mix.content(one), one.tokens) for one in drawn]
@@ -106,7 +106,7 @@ def capacity(served: ServedModel, mix: Mix) -> float:
 
 @dataclass(frozen=True)
 class Times:
-    """When a request was sent, and when its first and its last text came, in seconds."""
+    """Times of a request: sent, first text and last text, in seconds."""
 
     kind: str
     sent: float
@@ -116,7 +116,6 @@ class Times:
 
 
 def figures_of(requests: Sequence[Times], cores_busy: float) -> dict[str, float]:
-    """Returns the figures of a load, measured or simulated."""
     seconds = max(request.last for request in requests) - requests[0].sent
     ttfts = [(request.first - request.sent) * 1e3 for request in requests]
     tpots = [(request.last - request.first) / (request.num_tokens - 1) * 1e3 for request in requests]
@@ -135,7 +134,7 @@ def figures_of(requests: Sequence[Times], cores_busy: float) -> dict[str, float]
 
 @dataclass(frozen=True)
 class Measured:
-    """A load as the server took it. `others`: cores of other programs."""
+    """A load's measurement. `others`: cores used by other programs."""
 
     drawn: list[Drawn]
     answers: list[TimedAnswer]
@@ -151,7 +150,7 @@ class Measured:
 
 
 def run_load(served: ServedModel, mix: Mix, rate: float, seconds: float, seed: int) -> Measured:
-    """Runs a load, again while other programs disturb it, and returns the quietest try."""
+    """Runs a load, repeats it if other programs disturb it, and returns the quietest run."""
     tries: list[Measured] = []
     while len(tries) < MAX_TRIES and min((one.others for one in tries), default=1.0) > MAX_OTHERS:
         tries.append(_try_load(served, mix, rate, seconds, seed))
@@ -178,7 +177,7 @@ def _used(before: Seconds, after: Seconds) -> float:
 
 
 def predicted(costs: Costs, measured: Measured, cores: int) -> dict[str, float]:
-    """Returns what the simulation makes of the same arrivals, beside other programs that take as much."""
+    """Returns the simulation's figures for the same arrivals, with the same background load."""
     load = [
         arrival_of(drawn, answer, key, costs.model.tokens_per_picture)
         for key, (drawn, answer) in enumerate(zip(measured.drawn, measured.answers, strict=True))

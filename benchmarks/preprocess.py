@@ -1,10 +1,10 @@
-"""The multimodal processor against calling the Hugging Face processor directly, on one CPU thread.
+"""The multimodal processor against direct calls of the Hugging Face processor, on one CPU thread.
 
     python -m benchmarks.preprocess [--rounds 9] [--backend torchvision] [--output FILE]
 
 Both get the bytes of a JPEG and a text prompt, in turns, in one run. `cold` decodes, processes and expands; `repeat`
-finds the picture by its hash and expands only. Sizes and patches are those of the released models, the tokenisers are
-small. The last line is one JSON document; a check is a ratio of the best times, for others use the machine too.
+finds the picture by its hash and only expands. Sizes and patches are those of the released models; the tokenizers are
+small. The last line is one JSON document. Checks are ratios of best times, because other programs use the machine, too.
 """
 
 import argparse
@@ -36,12 +36,12 @@ RELEASED: dict[str, dict[str, Any]] = {
 }
 SIZES = {"1024px": (1024, 1024), "4k": (3840, 2160)}
 COLD, REPEAT, MEMORY = 1.0, 0.02, 1.0
-"""Targets: times and bytes as shares of the Hugging Face processor's."""
+"""Targets: times and bytes relative to the Hugging Face processor's."""
 
 
 @dataclass(frozen=True)
 class Contest:
-    """One family's processors, ours and Hugging Face's, and the prompt that both get."""
+    """One family's processors, Raylens' and Hugging Face's, and their common prompt."""
 
     ours: MultiModalProcessor
     theirs: Any
@@ -78,7 +78,7 @@ def contest(model_type: str, folder: Path, backend: ImageBackend) -> Contest:
 
 
 def photograph(width: int, height: int) -> bytes:
-    """A JPEG with detail at all scales, like a camera's: about 0.3 bytes a pixel."""
+    """Returns a JPEG with detail at all scales, like a camera's: about 0.3 bytes a pixel."""
     random = np.random.default_rng(0)
     coarse = random.integers(0, 256, (height // 16, width // 16, 3), dtype=np.uint8)
     pixels = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), dtype=np.int16)
@@ -95,7 +95,7 @@ def seconds(action: Callable[[], Any]) -> float:
 
 
 def compare(one: Contest, content: bytes, rounds: int) -> dict[str, float]:
-    """Best seconds of each way, measured in turns, and the bytes of the tensors that each keeps."""
+    """Returns each variant's best seconds, measured in turns, and the bytes of both sides' tensors."""
     info, tensors = one.cold(content)
     outputs = one.direct(content)
     times: dict[str, list[float]] = {"direct": [], "cold": [], "repeat": []}

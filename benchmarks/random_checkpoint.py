@@ -1,4 +1,4 @@
-"""Checkpoints of random weights, of a size at which the weights do not fit into a processor's caches."""
+"""Checkpoints of random weights that exceed a CPU's caches."""
 
 import json
 from collections.abc import Mapping
@@ -39,12 +39,12 @@ _QWEN_VISION = {
     "window_size": 112,
     "fullatt_block_indexes": [3],
 }
-_QWEN_MAX_PIXELS = 1280 * 28 * 28  # the number that Qwen recommends; a large square becomes 35 x 35 tokens
+_QWEN_MAX_PIXELS = 1280 * 28 * 28  # Qwen's recommended value; a large square becomes 35 x 35 tokens
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a checkpoint is. `vision`: settings of the tower beside those of the bundled model, or of the smallest
+    """The size of a checkpoint. `vision`: changed settings of the tower of the bundled model, or of the smallest
     Qwen2.5-VL. `mrope_section`: of a Qwen2.5-VL, half a head's size. The weights are made on `device`."""
 
     text: Mapping[str, Any]
@@ -58,12 +58,12 @@ _SMALL_LLAVA, _SMALL_QWEN = Scale(TEXT_CONFIG, {}), Scale(TEXT_CONFIG, _QWEN_VIS
 
 
 def make_checkpoint(folder: Path, *, image_size: int | None = None, scale: Scale = _SMALL_LLAVA) -> int:
-    """Writes a LLaVA and the bundled model's processor to `folder`. Returns how many parameters the language half has,
+    """Writes a LLaVA and the bundled model's processor to `folder`. Returns the language half's number of parameters,
     by default about 40 million.
 
-    The weights are spread out so that answers depend on the prompt. Each token of an answer is visible text, so that a
-    client sees when it comes. `image_size`: pixels of a picture's side instead of the bundled model's 96, in patches of
-    14 pixels instead of 16, each of which is a token.
+    The weights have a spread at which answers depend on the prompt. Each token of an answer is visible text, so that a
+    client sees its arrival. `image_size`: side of a picture in pixels instead of the bundled model's 96, in patches of
+    14 pixels instead of 16. Each patch is a token.
     """
     config = AutoConfig.from_pretrained(BUNDLED_MODEL)
     for name, value in scale.text.items():
@@ -85,7 +85,8 @@ def make_checkpoint(folder: Path, *, image_size: int | None = None, scale: Scale
 
 
 def make_qwen_checkpoint(folder: Path, *, scale: Scale = _SMALL_QWEN) -> int:
-    """Writes a Qwen2.5-VL with a language half of the same size by default. A large square picture has 1,225 tokens."""
+    """Writes a Qwen2.5-VL, by default with a language half of the same size. A large square picture has 1,225
+    tokens."""
     save_processor("qwen2_5_vl", "byte_level", folder)
     processor = json.loads((folder / "preprocessor_config.json").read_text())
     processor["size"] = {"shortest_edge": 56 * 56, "longest_edge": _QWEN_MAX_PIXELS}
@@ -102,7 +103,6 @@ def make_qwen_checkpoint(folder: Path, *, scale: Scale = _SMALL_QWEN) -> int:
 
 
 def _drawn(model_class: type[PreTrainedModel], config: PreTrainedConfig, scale: Scale) -> PreTrainedModel:
-    """Returns a model with random weights."""
     torch.manual_seed(0)
     with torch.device(scale.device):
         model = model_class._from_config(config, dtype=scale.dtype)
@@ -113,7 +113,8 @@ def _drawn(model_class: type[PreTrainedModel], config: PreTrainedConfig, scale: 
 
 
 def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> int:
-    """Writes the weights, and returns the parameters of the language half. Only visible text is ever answered."""
+    """Writes the weights with an output head that only gives visible text. Returns the language half's number of
+    parameters."""
     with torch.no_grad():
         model.lm_head.weight[~_is_visible(tokenizer, model.lm_head.out_features)] = 0.0
     model.save_pretrained(folder)
@@ -122,14 +123,14 @@ def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Pa
 
 
 def _is_visible(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> torch.Tensor:
-    """Returns which tokens alone are visible text, (vocab_size,), bool. The vocabulary ends in tokens without any."""
+    """Returns which single tokens are visible text, (vocab_size,), bool. The end of the vocabulary has no text."""
     texts = [tokenizer.decode([token_id], skip_special_tokens=True) for token_id in range(len(tokenizer))]
     visible = [text.strip().isascii() and text.strip().isprintable() and bool(text.strip()) for text in texts]
     return torch.tensor(visible + [False] * (vocab_size - len(visible)))
 
 
 def _name_as_published(path: Path) -> None:
-    """Gives the weights of the vision tower the names that published checkpoints have. vLLM knows no others."""
+    """Renames the vision tower's weights as in published checkpoints, the only names that vLLM knows."""
     weights = load_file(path)
     inside, published = "vision_tower.", "vision_tower.vision_model."
     save_file({name.replace(inside, published): weight for name, weight in weights.items()}, path, {"format": "pt"})

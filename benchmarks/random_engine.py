@@ -1,4 +1,4 @@
-"""An engine with the language half of LLaVA 1.5 7B, of random weights that are made on the device."""
+"""An engine with the language half of LLaVA 1.5 7B, with random weights made on the device."""
 
 import tempfile
 from collections.abc import Iterable
@@ -35,26 +35,26 @@ _TINY = {
     "max_position_embeddings": 1024,
 }
 _MEMORY_SHARE = 0.8
-"""Of a GPU, for weights and the KV cache; activations and graphs have the rest."""
+"""Share of a GPU for weights and KV cache; activations and graphs use the rest."""
 _DTYPE_NAMES: dict[torch.dtype, DtypeName] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A language model, and what is asked of it: `batches` are numbers of sequences that decode together."""
+    """A language model and its load. `batches`: numbers of sequences that decode together."""
 
     text: dict[str, int]
     dtype: torch.dtype
     batches: tuple[int, ...]
     batch_positions: int
-    """Positions of all prompts of a batch together, as far as each has no more than `prompt_tokens`."""
+    """Total prompt positions of a batch; each prompt has at most `prompt_tokens`."""
     prompt_tokens: int
     new_tokens: int
     long_prompt_tokens: int
 
     @classmethod
     def of(cls, device: torch.device, *, tiny: bool) -> "Shape":
-        """Returns a shape with the batches whose KV cache the device's memory holds."""
+        """Returns a shape with the batches whose KV cache fits into the device's memory."""
         if tiny:
             return cls(_TINY, dtype_of(device), (1, 4), 256, 32, 8, 128)
         full = cls(LLAVA_7B, dtype_of(device), (1, 8, 64, 256), 2**15, 512, 64, 4096)
@@ -65,14 +65,14 @@ class Shape:
         return full.with_batches(fitting)
 
     def with_batches(self, batches: Iterable[int]) -> "Shape":
-        """Returns the shape with other batches. For fewer sequences an engine starts sooner: with fewer graphs."""
+        """Returns the shape with other batches. Smaller batches need fewer graphs, so the engine starts faster."""
         return replace(self, batches=tuple(batches))
 
     def prompt_length(self, batch: int) -> int:
         return min(self.prompt_tokens, self.batch_positions // batch)
 
     def num_positions(self, batch: int) -> int:
-        """Returns the positions of the KV cache that a batch takes at its end."""
+        """Returns the final KV cache positions of a batch."""
         return batch * (self.prompt_length(batch) + self.new_tokens)
 
     @property
@@ -83,15 +83,14 @@ class Shape:
 
     @property
     def num_weights(self) -> int:
-        """Returns how many weights the model's matrices have."""
         hidden = self.text["hidden_size"]
         layer = 4 * hidden**2 + 3 * hidden * self.text["intermediate_size"]
         return self.text["num_hidden_layers"] * layer + 2 * self.num_head_weights
 
     @property
     def num_multiplied(self) -> int:
-        """Returns how many weights every token that decodes is multiplied with: all but the embeddings, of which a step
-        reads a few rows."""
+        """Returns the number of weights multiplied per decoded token: all but the embeddings, of which a step reads a
+        few rows."""
         return self.num_weights - self.num_head_weights
 
     @property
@@ -100,7 +99,8 @@ class Shape:
 
 
 def make_engine(shape: Shape, device: torch.device) -> LLMEngine:
-    """Returns an engine whose cache holds the largest batch, and two long prompts. Steps have the engine's own size."""
+    """Returns an engine whose cache fits the largest batch, and two long prompts. Steps have the engine's default
+    size."""
     num_tokens = max(*map(shape.num_positions, shape.batches), 2 * shape.long_prompt_tokens)
     with tempfile.TemporaryDirectory() as folder, patch("raylens.llm.model_runner.load_language_half", _random_half):
         _save_settings(shape, Path(folder))
@@ -129,7 +129,7 @@ def _save_settings(shape: Shape, folder: Path) -> None:
 
 @torch.no_grad()
 def _random_half(config: EngineConfig, group: ProcessGroup | None = None) -> tuple[PreTrainedModel, LanguageFamily]:
-    """Stands in for `load_language_half`. Weights are spread so that hidden states keep their size."""
+    """Stands in for `load_language_half`. The weights' spread preserves the size of hidden states."""
     register_paged_attention()
     family: LanguageFamily = load_family("llm", "llava")
     hf_config = AutoConfig.from_pretrained(config.model)

@@ -1,4 +1,4 @@
-"""A server of the bundled model, the requests that are sent to it, and the processor time that its processes take."""
+"""A server of the bundled model, requests for it, and the CPU time of its processes."""
 
 import itertools
 import json
@@ -22,16 +22,16 @@ from raylens.deployments.launch.demo import picture_part
 MODEL = "shapes"
 SETTINGS: dict[str, Any] = {
     "served_model_name": MODEL,
-    "preprocess": {"max_replicas": 1},  # a second one would start in the middle, and have no core
+    "preprocess": {"max_replicas": 1},  # a second one would start during the measurement, and have no core
     "num_threads": 1,
     "generate": {"engine": {"prompt_lookup": False}},
 }
-"""One thread for each step and batch, and a token a step: what the simulation has."""
+"""One thread per step and batch, and one token per step, as in the simulation."""
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SIZES = {0.3: (640, 480), 0.8: (1024, 768), 2.1: (1920, 1088)}
-"""Pictures by their names in megapixels."""
+"""Pictures by size in megapixels."""
 ROLES = ("client", "proxy", "ingress", "shared", "preprocess", "encode", "generate", "engine", "controller", "beside")
-"""Whose processor time is told apart. `engine` is the engine's thread of Generate, `generate` all its others."""
+"""Roles of CPU time. `engine`: the engine's thread of Generate; `generate`: its other threads."""
 
 Seconds = dict[str, float]
 _numbers = itertools.count(time.time_ns() // 1000 % 10**8)
@@ -40,14 +40,13 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @cache
 def letters() -> list[int]:
-    """Returns the tokens of lower-case letters. An answer of these has text for each token as soon as it is there;
-    parts of characters and control tokens have none, and the client would see the first token late."""
+    """Returns the tokens of lower-case letters. Each of these tokens is visible text at once. Parts of characters and
+    control tokens have no text, so the client would see the first token late."""
     vocabulary = json.loads((BUNDLED_MODEL / "tokenizer.json").read_text())["model"]["vocab"]
     return [vocabulary[letter] for letter in _LETTERS]
 
 
 def sending(moment: float, content: Content, num_tokens: int) -> Sending:
-    """Returns a request to the served model."""
     return Sending.of(moment, MODEL, content, num_tokens, allowed_token_ids=letters())
 
 
@@ -58,12 +57,12 @@ def megapixels(size: float) -> float:
 
 @dataclass(frozen=True)
 class Photos:
-    """Pictures of all sizes; each call gives one whose bytes no other has, unless it is numbered."""
+    """Pictures of all sizes. Each call returns unique bytes, unless a number is given."""
 
     contents: dict[float, bytes] = field(default_factory=lambda: {size: photograph(*SIZES[size]) for size in SIZES})
 
     def content(self, size: float, number: int | None = None) -> bytes:
-        """A decoder ignores what follows the picture's end."""
+        """Appends a suffix, which decoders ignore."""
         return self.contents[size] + f"{next(_numbers) if number is None else -number}".encode()
 
     def question(self, pictures: Sequence[tuple[float, int | None]], num_words: int = 6) -> Content:
@@ -73,8 +72,6 @@ class Photos:
 
 
 class ServedModel:
-    """A running server, and the processes that belong to it."""
-
     def __init__(self, url: str, server: Server) -> None:
         self.url = url
         self._root = server.pid
@@ -85,15 +82,15 @@ class ServedModel:
         return send_open_loop(self.url, sendings)
 
     def ask(self, content: Content, num_tokens: int) -> tuple[TimedAnswer, float]:
-        """Sends one request and waits for its answer. Returns it with the client's processor seconds."""
+        """Sends one request and waits for its answer. Returns the answer and the client's CPU seconds."""
         (answer,), cpu = self.send([sending(0.0, content, num_tokens)])
         return answer, cpu
 
     def cpu(self) -> Seconds:
-        """Returns the processor seconds of each role so far, but for the client's, and of `machine`: all programs."""
+        """Returns the CPU seconds so far of each role except the client, and of `machine`, all programs."""
         used = dict.fromkeys(ROLES, 0.0)
         for pid in tree_of(self._root):
-            with suppress(OSError):  # it has ended meanwhile
+            with suppress(OSError):  # ended meanwhile
                 used[self._role(pid)] += cpu_seconds(pid)
                 if self._role(pid) == "generate":
                     used["engine"] += self._engine_seconds(pid)
@@ -108,7 +105,7 @@ class ServedModel:
         return self._roles[pid]
 
     def _engine_seconds(self, pid: int) -> float:
-        """Returns the seconds of the busiest thread, which is the engine's: it has computed since the warm-up."""
+        """Returns the seconds of the busiest thread, which is the engine's since the warm-up."""
         threads = thread_cpu_seconds(pid)
         if self._engine_thread is None:
             self._engine_thread = max((thread for thread in threads if thread != pid), key=lambda one: threads[one])
@@ -125,7 +122,7 @@ def _role_of(command: str) -> str:
 
 
 def _machine_seconds() -> float:
-    """Returns the processor seconds that all programs of the machine have taken (proc(5), the first line of stat)."""
+    """Returns the CPU seconds of all programs of the machine (proc(5), the first line of stat)."""
     user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
     return (user + nice + system + irq + softirq) / _TICKS
 

@@ -1,4 +1,4 @@
-"""Servers that a benchmark runs as processes of their own, and the processor time that processes take."""
+"""Servers in separate processes, and the CPU time of processes."""
 
 import os
 import signal
@@ -20,15 +20,15 @@ TREE = Path(__file__).resolve().parent.parent
 IMPORT_PATH = "raylens.deployments.app:build_app"
 _START_SECONDS = 900.0
 _END_SECONDS = 20.0
-_CPUCLOCK_SCHED = 2  # Linux: with the bits of ~pid above it, the clock that counts what a process has computed
+_CPUCLOCK_SCHED = 2  # Linux: together with ~pid << 3, the CPU clock of a process
 
 Server = subprocess.Popen[bytes]
 
 
 @contextmanager
 def running_server(command: Sequence[str], url: str, *, environment: Mapping[str, str]) -> Iterator[Server]:
-    """Runs the server and yields it once `url` has a `/health`. `environment` comes on top of this
-    process's. Raises RuntimeError, with the end of the server's log, when the server does not serve."""
+    """Runs the server and yields it once `url` has a `/health`. `environment` extends this process's. Raises
+    RuntimeError with the end of the server's log if the server does not start."""
     with tempfile.TemporaryFile("w+") as log:
         server = subprocess.Popen(
             command,
@@ -46,7 +46,7 @@ def running_server(command: Sequence[str], url: str, *, environment: Mapping[str
 
 @contextmanager
 def running_serve(config: Path) -> Iterator[tuple[str, Server]]:
-    """Serves by the config file. Yields the URL and the process of `raylens serve`."""
+    """Serves the config file. Yields the URL and the process of `raylens serve`."""
     port = free_port()
     command = [sys.executable, "-m", "raylens", "serve", "--config", str(config), "--port", str(port)]
     url = f"http://127.0.0.1:{port}"
@@ -55,16 +55,15 @@ def running_serve(config: Path) -> Iterator[tuple[str, Server]]:
 
 
 def replica_of(server: Server, deployment: str) -> int:
-    """Returns the process of the only replica of a deployment that `server` has started."""
+    """Returns the process of the only replica of a deployment of `server`."""
     (pid,) = worker_pids(f"ServeReplica:{APP_NAME}:{deployment}", server.pid)
     return pid
 
 
 def tree_of(pid: int) -> list[int]:
-    """Returns the process and all that descend from it."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        with suppress(FileNotFoundError, ProcessLookupError):  # ended meanwhile
             parents[int(folder.name)] = parent(int(folder.name))
     found = [pid]
     for one in found:
@@ -73,18 +72,18 @@ def tree_of(pid: int) -> list[int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Returns the processor time of all threads of a process, those that have ended included, to the nanosecond."""
+    """Returns the CPU time of all threads of a process, including ended ones, to the nanosecond."""
     return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)
 
 
 def thread_cpu_seconds(pid: int) -> dict[int, float]:
-    """Returns the processor time of each thread that a process has now, by the thread's id."""
+    """Returns the CPU time of each current thread of a process, by thread id."""
     files = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return {int(file.parent.name): int(file.read_text().split()[0]) / 1e9 for file in files}
 
 
 def end(server: Server) -> None:
-    """Ends a server and its processes, which do not always obey the polite signal."""
+    """Ends a server and its processes, which do not always obey SIGTERM."""
     server.terminate()
     with suppress(subprocess.TimeoutExpired):
         server.wait(_END_SECONDS)

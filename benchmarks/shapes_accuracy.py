@@ -2,7 +2,7 @@
 
     python -m benchmarks.shapes_accuracy [--count 500] [--url http://127.0.0.1:8000]
 
-Scenes come from seeds that no training uses, pictures are sent as PNG at any size from 96 to 512 pixels. Starts the
+Scenes come from seeds that no training uses. Pictures are sent as PNG at any size from 96 to 512 pixels. Starts the
 application itself unless `--url` names a running one. The last line is one JSON document; exits 1 below the target.
 """
 
@@ -27,7 +27,6 @@ TARGET = 0.97
 
 
 def ask(client: OpenAI, case: Case) -> str:
-    """The model's answer to one case."""
     content: list[dict[str, object]] = []
     for picture in case.pictures:
         buffer = io.BytesIO()
@@ -43,7 +42,8 @@ def ask(client: OpenAI, case: Case) -> str:
 
 
 def measure(url: str, count: int, concurrency: int) -> float:
-    """Share of exact answers among `count` held-out cases; prints it for each kind of question and each miss."""
+    """Returns the share of exact answers among `count` held-out cases. Prints it per kind of question, and prints each
+    miss."""
     client = OpenAI(base_url=f"{url}/v1", api_key="unused", timeout=300)
     cases = list(held_out_cases(count))
     with ThreadPoolExecutor(concurrency) as pool:

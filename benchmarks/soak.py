@@ -1,16 +1,16 @@
-"""The whole application under load while its processes are killed one after the other.
+"""Runs the whole application under load and kills its processes one after the other.
 
     python -m benchmarks.soak [--minutes 20] [--period 30] [--output FILE]
 
-Two ingresses, two shards, two replicas of each stage, on one machine. Three clients ask about ever new pictures, and
-two read long streams. Every `--period` seconds one process is killed: a replica of each stage, of the ingress and of
-the shards in turn, HAProxy, and Ray Serve's controller. Clients retry as OpenAI's client does by itself. All tensors go
-through the object store, and the caches are so small that they are full soon.
+Two ingresses, two shards, and two replicas of each stage, on one machine. Three clients ask about new pictures, and two
+read long streams. Every `--period` seconds one process is killed: a replica of each stage, of the ingress and of the
+shards in turn, HAProxy, and Ray Serve's controller. Clients retry as OpenAI's client does by default. All tensors go
+through the object store, and the small caches fill quickly.
 
-What must hold: every answer is right. A stream breaks only when something has just been killed, and without an error
-event only with HAProxy, which holds its connection. The memory of all processes (PSS) stays what it was. Once the
-clients have gone, the object store holds no more than the caches count. When the server ends, no process is left. The
-last line is one JSON document."""
+Checks: every answer is right. A stream breaks only shortly after a kill, and without an error event only if HAProxy,
+which holds its connection, was killed. The memory of all processes (PSS) does not grow. After the clients have left,
+the object store holds no more than the caches count. After the server ends, no process remains. The last line is one
+JSON document."""
 
 import argparse
 import itertools
@@ -46,7 +46,7 @@ MOST_GROWTH = 1.1
 RIGHT = 1
 _SAMPLE_SECONDS = 5.0
 _AFTER_KILL_SECONDS = 8.0
-"""How long after a kill a stream may break, and replacements of processes make memory no measure."""
+"""After a kill, streams may break for this long, and memory is not measured while processes are replaced."""
 _SETTLE_SECONDS = 20.0
 
 
@@ -59,7 +59,7 @@ def config() -> AppConfig:
 
 
 class Killer(Background):
-    """Kills a process every `period` seconds while the block runs. `kills`: when, and what."""
+    """Kills a process every `period` seconds while the block runs. `kills`: times and victims."""
 
     def __init__(self, period: float) -> None:
         super().__init__(self._run)
@@ -67,7 +67,7 @@ class Killer(Background):
         self.kills: list[tuple[float, str]] = []
 
     def recent(self, at: float) -> set[str]:
-        """Returns what was killed shortly before a moment."""
+        """Returns the victims killed shortly before a moment."""
         return {victim for killed_at, victim in self.kills if 0 <= at - killed_at < _AFTER_KILL_SECONDS}
 
     def _run(self) -> None:
@@ -94,8 +94,8 @@ class Memory(Background):
         self.samples: list[tuple[float, float]] = []
 
     def growth(self, killer: Killer) -> float | None:
-        """Returns the last third of the time in proportion to the first, without its first samples. None: kills come so
-        close upon each other that there is nothing to compare."""
+        """Returns the ratio of the last third of the samples to the first third, without the first samples. None: kills
+        are too frequent for a comparison."""
         quiet = [mb for at, mb in self.samples[3:] if not killer.recent(at)]
         third = len(quiet) // 3
         if third == 0:
@@ -122,7 +122,6 @@ def server_pids() -> list[int]:
 
 
 def store_bytes() -> float:
-    """Returns what the object store holds."""
     total, free = ray.cluster_resources(), ray.available_resources()
     used: float = total["object_store_memory"] - free.get("object_store_memory", 0.0)
     return used
@@ -138,7 +137,7 @@ def served() -> Iterator[str]:
 
 
 def run(minutes: float, period: float) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the checks, and what they are made of."""
+    """Returns the checks and the measurements."""
     with served() as url:
         time.sleep(5.0)
         killer, memory = Killer(period), Memory()

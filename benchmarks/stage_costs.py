@@ -1,22 +1,23 @@
-"""What each stage costs: the figures that `raylens plan` computes with, measured through a server.
+"""Measures the cost of each stage through a server, as input of `raylens plan`.
 
     python -m benchmarks.stage_costs [--rounds 3] [--output FILE]
 
-It serves the bundled model on this machine. One client asks one question after the other: texts of two lengths, new
-pictures of three sizes, repeated pictures, and answers of one token and of 64. Then 2, 4, 8 and 16 streams run at once.
-For each of these phases it reads the processor time of every process, and takes off what the process takes when nobody
-asks anything. A phase's time of a process is a sum: so much for a request, for a new or repeated picture, for a
-megapixel, for a message and for a piece of an answer. Least squares over all phases, with no figure below zero, give
-these costs. Decoding, processing and encoding of pictures are the times that the answers tell (docs/metrics.md).
+It serves the bundled model on this machine. One client sends sequential requests: texts of two lengths, new pictures of
+three sizes, repeated pictures, and answers of one token and of 64. Then 2, 4, 8 and 16 concurrent streams run. In each
+of these phases, the benchmark reads the CPU time of every process, less the time of the idle process.
 
-The share of a process's work that a first token waits for is not visible from outside. It follows from the TTFT of one
-request alone: the simulation has to give the same (`planning/calibration.py`). Before such a request the client rests,
-as that of `benchmarks.first_token` does, because a server that has just answered answers sooner. A batch of the encoder
-is measured with one picture only, so that the plan expects nothing of batches: two pictures cost twice as much.
+A process's time in a phase is a linear model: a cost per request, per new or repeated picture, per megapixel, per
+message and per piece of an answer. Non-negative least squares over all phases give these costs. Decoding, processing
+and encoding of pictures are the times in the answers (docs/metrics.md).
 
-The processor time of the client is measured as well. `others` are cores that all other programs of the machine took
-during a phase. Of all rounds of a phase, that counts in which they took the least. The last line is one JSON document,
-whose `costs` are what `raylens plan --costs` reads.
+The share of a process's work that delays a first token is not visible from outside. The TTFT of an isolated request
+determines it: the simulation must give the same (`planning/calibration.py`). The client rests before such a request,
+like that of `benchmarks.first_token`, because a server that has just answered answers sooner. An encoder batch is
+measured with one picture only, so the plan expects no gain from batches: two pictures cost twice as much.
+
+The client's CPU time is measured as well. `others` are cores used by all other programs of the machine during a phase.
+The round of a phase with the lowest `others` counts. The last line is one JSON document; its `costs` are the input of
+`raylens plan --costs`.
 """
 
 import argparse
@@ -56,17 +57,17 @@ from raylens.planning.costs import Costs
 ASKED = 16
 """Requests of a phase in a round."""
 STREAMS = {2: 192, 4: 192, 8: 160, 16: 128}
-"""Numbers of streams at once, and how many tokens each answer has."""
+"""Tokens per answer, by the number of concurrent streams."""
 IDLE_SECONDS = 4.0
 REST_SECONDS = 0.03
 RESTED = "rested: "
-"""What the names of phases begin with whose client rests before each request, as that of `benchmarks.first_token`."""
+"""Name prefix of phases whose client rests before each request, like that of `benchmarks.first_token`."""
 FEATURES = ("request", "new_picture", "repeated_picture", "megapixel", "message", "piece")
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What a phase sent, and what processor time it took, per request."""
+    """The requests of a phase, and their CPU time per request."""
 
     name: str
     answers: list[TimedAnswer]
@@ -94,12 +95,11 @@ class Phase:
 
     @property
     def others(self) -> float:
-        """Cores that other programs took."""
         return max(0.0, self.cpu["machine"] - sum(self.cpu[role] for role in ROLES)) / self.seconds
 
 
 class Meter:
-    """Runs phases on a server, and takes the idle server's processor time off."""
+    """Runs phases on a server, and subtracts the idle server's CPU time."""
 
     def __init__(self, served: ServedModel) -> None:
         self._served = served
@@ -146,7 +146,6 @@ def _joined(asked: list[tuple[TimedAnswer, float]]) -> tuple[list[TimedAnswer], 
 
 
 def run_phases(meter: Meter) -> list[Phase]:
-    """Runs one round of all phases."""
     return [
         meter.one_by_one("text", [], 6, 1),
         meter.one_by_one("long text", [], 60, 1),
@@ -165,13 +164,13 @@ def run_phases(meter: Meter) -> list[Phase]:
 
 
 def quietest(rounds: list[list[Phase]]) -> dict[str, Phase]:
-    """Returns each phase as it went in the round in which other programs took the least."""
+    """Returns each phase from the round with the least use by other programs."""
     return {own[0].name: min(own, key=lambda phase: phase.others) for own in zip(*rounds, strict=True)}
 
 
 def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
-    """Returns non-negative factors. While one is below zero, it becomes zero and the others are fitted again. Rows are
-    weighed by their values, so that a relative error counts alike in each."""
+    """Returns non-negative factors. While a factor is negative, the most negative one becomes zero and the others are
+    fitted again. Rows are weighted by their values, so that relative errors count equally."""
     scale = np.maximum(np.asarray(values), 0.02 * max(*values, 1e-9))
     matrix, target = np.asarray(rows) / scale[:, None], np.asarray(values) / scale
     used = [column for column in range(matrix.shape[1]) if matrix[:, column].any()]
@@ -186,7 +185,7 @@ def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> l
 
 
 def work_of(phases: dict[str, Phase], role: str, computing: dict[str, float] | None = None) -> dict[str, float]:
-    """Returns the `Work` of a role. `computing`: seconds of each phase that are told apart from it."""
+    """Returns the `Work` of a role. `computing`: seconds of each phase to exclude."""
     own = list(phases.values())
     values = [max(0.0, phase.cpu[role] - (computing or {}).get(phase.name, 0.0)) for phase in own]
     factors = least_squares([phase.features for phase in own], values)
@@ -194,8 +193,8 @@ def work_of(phases: dict[str, Phase], role: str, computing: dict[str, float] | N
 
 
 def engine_costs(phases: dict[str, Phase]) -> dict[str, float]:
-    """Returns the costs of a step, from the processor time of the engine's thread. Of a small model, the fixed part is
-    Python's (docs/decoding.md has 0.4 ms for it), which keeps the other thread of the replica from its work."""
+    """Returns the costs of a step, from the CPU time of the engine's thread. In a small model, the fixed part is Python
+    time (docs/decoding.md: 0.4 ms), which blocks the replica's other thread."""
     rows, values = [], []
     budget = served_engine().max_num_batched_tokens
     for phase in phases.values():
@@ -214,18 +213,18 @@ def engine_costs(phases: dict[str, Phase]) -> dict[str, float]:
 
 
 def served_engine() -> EngineConfig:
-    """Returns the settings of the engine of Generate, which runs on the CPU."""
+    """Returns the settings of Generate's engine, on the CPU."""
     return EngineConfig(MODEL, **asdict(AppConfig.model_validate(SETTINGS).generate.engine))
 
 
 def _lacking(phase: Phase) -> float:
-    """Returns the tokens of a prompt that the engine computes. All else of a repeated picture is computed again, too:
-    prompts of one phase differ behind the picture only, but the plan counts no prefix as cached."""
+    """Returns the number of prompt tokens that the engine computes. A repeated picture's whole prompt counts, although
+    prompts of one phase share their prefix: the plan assumes no prefix cache."""
     return statistics.median(answer.prompt_tokens for answer in phase.answers)
 
 
 def costs_of(phases: dict[str, Phase], idle: Seconds) -> Costs:
-    """Returns the costs that the phases tell: of a busy server, and the TTFT of one that has rested."""
+    """Returns the costs: from the phases of a busy server, and the TTFT of a rested one."""
     alone = alone_of(phases)
     phases = {name: phase for name, phase in phases.items() if not name.startswith(RESTED)}
     pictures = {name: phase for name, phase in phases.items() if phase.new_pictures}
@@ -275,7 +274,7 @@ def costs_of(phases: dict[str, Phase], idle: Seconds) -> Costs:
 
 
 def alone_of(phases: dict[str, Phase]) -> Alone:
-    """Returns what a request alone gets from a server that has rested."""
+    """Returns the figures of an isolated request to a rested server."""
     stream = phases[f"{RESTED}text, 64 tokens"]
     text, picture = phases[f"{RESTED}text"], phases[f"{RESTED}new picture, 0.8"]
     return Alone(
@@ -290,7 +289,7 @@ def alone_of(phases: dict[str, Phase]) -> Alone:
 
 
 def model_sizes(phases: dict[str, Phase]) -> dict[str, Any]:
-    """Returns what a picture is to the bundled model: a LLaVA, for which a token is a patch."""
+    """Returns a picture's sizes in the bundled model, a LLaVA with one token per patch."""
     config = json.loads((BUNDLED_MODEL / "config.json").read_text())
     tokens = _lacking(phases["new picture, 0.8"]) - _lacking(phases["text"])
     return {
@@ -303,8 +302,8 @@ def model_sizes(phases: dict[str, Phase]) -> dict[str, Any]:
 
 
 def fleet_costs(phases: dict[str, Phase], idle: Seconds) -> dict[str, float]:
-    """Returns what this one machine tells of a fleet: all that the idle controller does is put down to the replicas,
-    of which there are five."""
+    """Returns the fleet figures that one machine can measure. The idle controller's whole work is attributed to its
+    five replicas."""
     streams = phases[f"{max(STREAMS)} streams"]
     picture = phases["new picture, 2.1"]
     body = len(sending(0.0, Photos().question([(2.1, None)]), 1).body)
@@ -317,14 +316,14 @@ def fleet_costs(phases: dict[str, Phase], idle: Seconds) -> dict[str, float]:
 
 
 def measure(served: ServedModel, rounds: int) -> tuple[Costs, dict[str, Phase]]:
-    """Returns the costs and the phases that they follow from. The first round warms up."""
+    """Returns the costs and their phases. The first round warms up."""
     meter = Meter(served)
     phases = quietest([run_phases(meter) for _ in range(rounds + 1)][1:])
     return costs_of(phases, meter.idle), phases
 
 
 def shown(phases: dict[str, Phase]) -> dict[str, dict[str, float]]:
-    """Returns the figures of each phase: its TTFT, and processor time of each role for a request, in ms."""
+    """Returns the figures of each phase: its TTFT, and the CPU time of each role per request, in ms."""
     figures = {}
     for name, phase in phases.items():
         cpu = {f"{role}_ms": round(phase.cpu[role] * 1e3, 3) for role in ROLES}

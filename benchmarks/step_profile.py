@@ -1,12 +1,12 @@
-"""Where the time of an engine's step goes: kernels, launches, and what the host does between them.
+"""Profiles an engine step: kernels, launches, and the host's work between them.
 
     python -m benchmarks.step_profile [--output FILE]
 
-The engine of `benchmarks.llm_cuda`. It profiles steps that decode 1 and 64 sequences, and the step that computes a long
-prompt. `step_ms` is measured without the profiler, all else of a step with it: `profiled_ms` of the host's clock,
-`busy_ms` in which the device computes, `idle_ms` in which it waits between a step's first kernel and the last one's
-end, the calls by which the host launches work, and the kernels that take the most. On the CPU, PyTorch's operations
-stand for kernels and launches. The last line is one JSON document.
+It uses the engine of `benchmarks.llm_cuda`, and profiles steps that decode 1 and 64 sequences, and the step that
+computes a long prompt. `step_ms` is measured without the profiler, all other figures with it: `profiled_ms` by the
+host's clock, `busy_ms` of the device, `idle_ms` of the device between a step's first kernel and the end of its last
+one, the host's launch calls, and the kernels with the most time. On the CPU, PyTorch's operations stand for kernels and
+launches. The last line is one JSON document.
 """
 
 from collections import defaultdict
@@ -26,13 +26,12 @@ BATCHES = (1, 64)
 NUM_STEPS, NUM_KERNELS = 10, 12
 _MOST_NAME = 100
 _LAUNCHES = ("LaunchKernel", "GraphLaunch", "Memcpy", "Memset")
-"""Parts of the names of CUDA's calls that give the device work."""
+"""Substrings of the CUDA calls that launch work."""
 
 Interval = tuple[float, float]
 
 
 def profiled(device: torch.device, run_step: Callable[[], object], num_steps: int) -> dict[str, Any]:
-    """Returns the mean figures of a step."""
     run_step()
     started = now(device)
     for _ in range(num_steps):
@@ -49,7 +48,7 @@ def profiled(device: torch.device, run_step: Callable[[], object], num_steps: in
 
 
 def summary(events: Sequence[Any], device: torch.device, num_steps: int) -> dict[str, Any]:
-    """Returns what the profiler's events say of a step. Times are in milliseconds a step."""
+    """Summarizes the profiler's events of a step. Times are in milliseconds a step."""
     on_host = [event for event in events if event.device_type.name == "CPU"]
     if device.type == "cuda":
         work = [event for event in events if event.device_type.name == "CUDA" and not event.is_user_annotation]
@@ -77,7 +76,7 @@ def summary(events: Sequence[Any], device: torch.device, num_steps: int) -> dict
 
 
 def busy_time(spans: Sequence[Interval]) -> float:
-    """Returns how long at least one of the spans lasts. Kernels of several streams overlap."""
+    """Returns the length of the spans' union, because kernels of several streams overlap."""
     busy, until = 0.0, float("-inf")
     for start, end in sorted(spans):
         busy += max(0.0, end - max(start, until))
@@ -87,7 +86,6 @@ def busy_time(spans: Sequence[Interval]) -> float:
 
 @torch.inference_mode()
 def profile_decode(engine: LLMEngine, shape: Shape, device: torch.device, batch: int) -> dict[str, Any]:
-    """Profiles steps in which all sequences decode."""
     num_new = 2 * NUM_STEPS + 8
     add_requests(engine, make_prompts(batch, shape.prompt_length(batch)), num_new)
     started: set[str] = set()

@@ -1,4 +1,4 @@
-"""A client of `/v1/chat/completions` that takes little of the processor, for it runs beside the servers it measures."""
+"""A client of `/v1/chat/completions` that uses little CPU, because it runs beside the measured servers."""
 
 import http.client
 import itertools
@@ -31,12 +31,12 @@ class StreamedAnswer:
 
     @property
     def time_per_output_token(self) -> float:
-        """Seconds from one token to the next, the mean. A server may send several tokens in one piece."""
+        """Mean seconds between tokens. A server may send several tokens in one piece."""
         return (self.last - self.first) / (self.num_tokens - 1)
 
 
 def picture(number: int) -> bytes:
-    """Returns a JPEG of 1024 x 768 pixels that no other number gives."""
+    """Returns a JPEG of 1024 x 768 pixels, different for each number."""
     image = Image.new("RGB", (1024, 768), "white")
     x, y = number * 37 % 700, number * 53 % 500
     ImageDraw.Draw(image).ellipse([x, y, x + 200, y + 200], fill=("red", "green", "blue")[number % 3])
@@ -62,8 +62,8 @@ def chat_body(model: str, content: Content, num_tokens: int) -> dict[str, Any]:
 def ask(
     url: str, model: str, content: Content, num_tokens: int, *, api_key: str = "unused", **fields: Any
 ) -> StreamedAnswer:
-    """Streams a greedy answer of exactly `num_tokens` tokens. `fields` are further ones of the request. Raises
-    RuntimeError for an answer of another kind."""
+    """Streams a greedy answer of exactly `num_tokens` tokens. `fields`: further fields of the request. Raises
+    RuntimeError for a wrong answer."""
     body = chat_body(model, content, num_tokens) | fields
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=_TIMEOUT_SECONDS)
     started = time.perf_counter()
@@ -93,7 +93,7 @@ def ask(
 def ask_all(
     url: str, model: str, contents: Sequence[Content], num_tokens: int, *, concurrency: int
 ) -> tuple[list[StreamedAnswer], float]:
-    """Asks `concurrency` at a time. Returns the answers, and the seconds until the last one ended."""
+    """Sends `concurrency` requests at a time. Returns the answers, and the seconds until the last one ended."""
     started = time.perf_counter()
     with ThreadPoolExecutor(concurrency) as pool:
         answers = list(pool.map(lambda content: ask(url, model, content, num_tokens), contents))

@@ -1,16 +1,16 @@
-"""Two streams of text while large pictures arrive: does text wait behind them, and what do the pictures pay for it?
+"""Measures two text streams while large pictures arrive: the delay of the text, and its cost for the pictures.
 
     python -m benchmarks.text_under_pictures [--seconds 20] [--rounds 2] [--output FILE]
 
-Two checkpoints of random weights with 40 million parameters in the language half: a Qwen2.5-VL, for which a picture is
-1,225 tokens, and a LLaVA, for which it is 576. Two clients stream short texts, one after the other, all the time: first
-alone, then while pictures of 2048 x 2048 arrive, each a new one, at random moments, at 0.5, 1 and 2 times the rate that
-the machine holds beside the text. This rate is measured first, with some pictures always under way. Arrivals end after
-`--seconds`; the server answers what has arrived while text goes on, and these answers count.
+Two checkpoints of random weights with 40 million parameters in the language half: a Qwen2.5-VL with 1,225 tokens per
+picture, and a LLaVA with 576. Two clients continuously stream short texts: first alone, then while new pictures of 2048
+x 2048 arrive at random times, at 0.5, 1 and 2 times the rate that the machine sustains beside the text. This rate is
+measured first, at a fixed concurrency. Arrivals end after `--seconds`. The server then answers the remaining pictures
+while text continues, and these answers count.
 
 ITL is the time between two pieces of a text stream, TTFT the time from a request to its first piece. Throughput is
-pictures a second from the first arrival to the last answer or to the end of arrivals, whichever is later. `over_alone`
-has the text's times over those of the text alone. The last line is one JSON document.
+pictures per second from the first arrival to the last answer or to the end of arrivals, whichever is later.
+`over_alone` is the ratio of the text's times to those of the text alone. The last line is one JSON document.
 """
 
 import argparse
@@ -47,7 +47,7 @@ _numbers = itertools.count()
 
 @dataclass
 class Outcome:
-    """The answers of one load, and the seconds that the pictures took in all."""
+    """The answers of one load, and the total seconds of the pictures."""
 
     texts: list[StreamedAnswer] = field(default_factory=list)
     pictures: list[StreamedAnswer] = field(default_factory=list)
@@ -81,7 +81,7 @@ def percentile(values: list[float], percent: int) -> float:
 
 
 class TextStreams:
-    """Clients that stream short texts until they are told to stop."""
+    """Clients that stream short texts while the block runs."""
 
     def __init__(self, url: str) -> None:
         self.answers: list[StreamedAnswer] = []
@@ -115,14 +115,14 @@ def new_text() -> Content:
 
 
 def new_picture(photo: bytes) -> Content:
-    """Returns a question about a picture whose bytes no other request has: a decoder ignores what follows the end."""
+    """Returns a question about a picture with unique bytes: decoders ignore bytes after the end."""
     return [picture_part(photo + str(next(_numbers)).encode()), {"type": "text", "text": "What is in the picture?"}]
 
 
 def capacity(
     url: str, photo: bytes, *, concurrency: int = CAPACITY_CONCURRENCY, num_pictures: int = CAPACITY_PICTURES
 ) -> float:
-    """Returns how many pictures a second the machine holds beside the text, with so many under way."""
+    """Returns the pictures per second that the machine sustains beside the text, at this concurrency."""
     warm_up, contents = ([new_picture(photo) for _ in range(count)] for count in (concurrency, num_pictures))
     with TextStreams(url):
         ask_all(url, MODEL, warm_up, PICTURE_TOKENS, concurrency=concurrency)
@@ -131,7 +131,7 @@ def capacity(
 
 
 def arrivals(rate: float, seconds: float, seed: int) -> list[float]:
-    """Returns moments in [0, seconds) at which pictures arrive: `rate` a second on average, each at random."""
+    """Returns random arrival times in [0, seconds), `rate` per second on average."""
     count, draw = max(1, round(rate * seconds)), random.Random(seed)
     return sorted(draw.uniform(0, seconds) for _ in range(count))
 
@@ -154,7 +154,7 @@ def run_load(url: str, photo: bytes, moments: list[float], seconds: float) -> Ou
 
 
 def run_model(folder: Path, seconds: float, rounds: int) -> dict[str, Figures]:
-    """Serves the model. Returns the figures of text alone and of each load, of all rounds together."""
+    """Serves the model. Returns the figures of text alone and of each load, over all rounds."""
     alone, outcomes, photo = Outcome(), {load: Outcome() for load in LOADS}, photograph(2048, 2048)
     with running_app(app_config(folder), host="127.0.0.1", port=free_port()) as url:
         rate = capacity(url, photo)  # also warms up
@@ -175,14 +175,14 @@ def run_model(folder: Path, seconds: float, rounds: int) -> dict[str, Figures]:
 
 
 def app_config(folder: Path) -> AppConfig:
-    """Returns settings with which nothing waits but in the stages: one client here stands for many."""
+    """Returns settings in which only the stages are a bottleneck: one client here stands for many."""
     room = {"requests": 4096, "pixels": 2**40, "bytes": 2**40, "tokens": 2**40}
     return AppConfig.model_validate(
         {
             "model": str(folder),
             "served_model_name": MODEL,
             "admission": {"total": room, "per_key": room},
-            "preprocess": {"max_replicas": 1},  # a second one would start in the middle, and have no core
+            "preprocess": {"max_replicas": 1},  # a second one would start during the measurement, and have no core
         }
     )
 

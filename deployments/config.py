@@ -1,4 +1,4 @@
-"""The settings of one application, as `serve.yaml` holds them under `args`: every field typed and with its unit."""
+"""The settings of one application, the `args` in `serve.yaml`: every field typed and with its unit."""
 
 from hashlib import sha256
 from typing import Annotated, Any, Literal, Self
@@ -12,7 +12,7 @@ from raylens.preprocess.media_fetch import FetchPolicy
 
 
 class Settings(BaseModel):
-    """A group of settings. A misspelt field is an error: it never falls back to its default."""
+    """A group of settings. A misspelt field is an error, so it never falls back to its default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -25,13 +25,13 @@ Resources = Annotated[
 ]
 
 _MOST_SUFFIX_CHARS = 100
-"""A replica's log file has the name of its deployment, and file systems have names of 255 bytes at most."""
+"""A replica's log file is named after its deployment, and file systems limit names to 255 bytes."""
 
 ModelSource = Annotated[str, Field(description="folder or hub id of the checkpoint")]
 
 
 class MediaConfig(Settings):
-    """The media that one request may bring, and the sources that the server may fetch or read."""
+    """The media of one request, and the sources that the server may fetch or read."""
 
     limits: MediaLimits = Field(MediaLimits(), description="what one request may bring")
     fetch: FetchPolicy = Field(FetchPolicy(), description="which http(s) URLs the server fetches")
@@ -41,13 +41,13 @@ class MediaConfig(Settings):
 
 
 class AuthConfig(Settings):
-    """API keys. Without a file and without RAYLENS_API_KEYS in the environment, anybody may call."""
+    """API keys. Without a file and without RAYLENS_API_KEYS in the environment, everybody may call."""
 
     keys_file: str | None = Field(None, description="YAML file of API keys' hashes, made with `raylens key`")
 
 
 class Budget(Settings):
-    """The most that requests may take together at one time."""
+    """Limits of all concurrent requests together."""
 
     requests: int = Field(ge=1, description="in work")
     bytes: int = Field(ge=1, description="of bodies and fetched media, also of those that wait")
@@ -60,8 +60,8 @@ class Budget(Settings):
 
 
 class AdmissionConfig(Settings):
-    """The requests that may be in work at once. Each running replica of the ingress admits an equal share of both
-    budgets. A request that finds no room waits, and is refused with 429 and Retry-After if it waits too long."""
+    """Limits of concurrent requests. Each running ingress replica admits an equal share of both budgets. Excess
+    requests wait for room; after `max_queue_seconds` they are refused with 429 and Retry-After."""
 
     total: Budget = Budget(requests=256, bytes=2**30, pixels=2**31, tokens=2**22)
     per_key: Budget = Budget(requests=64, bytes=2**28, pixels=2**29, tokens=2**20)
@@ -74,13 +74,13 @@ class AdmissionConfig(Settings):
     @field_validator("total", "per_key", mode="before")
     @classmethod
     def _other_fields_keep_their_defaults(cls, given: Any, info: ValidationInfo) -> Any:
-        """Fills in what a budget leaves out: the two have defaults of their own, so their class has none."""
+        """Fills in a budget's missing fields. The two budgets have different defaults, so their class has none."""
         default: Budget = cls.model_fields[info.field_name or ""].default
         return default.model_dump() | given if isinstance(given, dict) else given
 
 
 class UploadConfig(Settings):
-    """Files that clients send once and name in later requests (`/v1/files`)."""
+    """Files that clients upload once and name in later requests (`/v1/files`)."""
 
     folder: str | None = Field(
         None,
@@ -93,7 +93,7 @@ class UploadConfig(Settings):
 
 
 class MetricsConfig(Settings):
-    """What the application tells of itself to Prometheus. The endpoint's `/metrics` has it of all nodes."""
+    """The application's metrics for Prometheus. The endpoint's `/metrics` covers all nodes."""
 
     port: int = Field(
         8081,
@@ -123,7 +123,7 @@ class ScaledConfig(Settings):
 
 
 class IngressConfig(ScaledConfig):
-    """The HTTP endpoint. Its replicas share all but open connections."""
+    """The HTTP endpoint. Its replicas share all state but open connections."""
 
     num_cpus: float = Field(0.5, ge=0, description="CPUs reserved per replica")
     resources: Resources = {}
@@ -138,8 +138,8 @@ class IngressConfig(ScaledConfig):
 
 
 class SharedConfig(Settings):
-    """What all replicas of the ingress share: the pictures and videos of all requests, in two caches, the names that
-    clients gave to them, and uploaded files."""
+    """The state that all ingress replicas share: both item caches, the names that clients gave to items, and uploaded
+    files."""
 
     shards: int = Field(1, ge=1, description="processes among which it is divided; on a cluster about one per node")
     num_cpus: float = Field(0.25, ge=0, description="CPUs reserved per shard")
@@ -173,8 +173,8 @@ class VisionPartConfig(Settings):
 
 
 class EncodeConfig(ScaledConfig):
-    """The vision stage. Each replica encodes other items, of one request, too. With `placement: inline`, the settings
-    hold for the vision half inside Generate."""
+    """The vision stage. Its replicas encode different items, also of one request. With `placement: inline`, the
+    settings apply to the vision half inside Generate."""
 
     placement: Literal["separate", "inline", "auto"] = Field(
         "separate",
@@ -219,7 +219,7 @@ class GenerateConfig(ScaledConfig):
 
     @property
     def gpu_share(self) -> float:
-        """Returns the part of a GPU's memory that a rank may plan with: where replicas share a card, its share."""
+        """Returns the part of a GPU's memory that a rank may use: its share, if replicas share a card."""
         return min(1.0, self.num_gpus) or 1.0
 
     @model_validator(mode="after")
@@ -254,8 +254,8 @@ class GenerateConfig(ScaledConfig):
 
 
 class VisionPluginConfig(Settings):
-    """A vision encoder for a text model without one. `encode.tower` and `encode.projector` say where and how precisely
-    its two parts compute; `encode.linear: int8` stands for 8 bits."""
+    """A vision encoder for a text model without one. `encode.tower` and `encode.projector` set the device and precision
+    of its two parts; `encode.linear: int8` selects 8 bits."""
 
     name: str | None = Field(
         None,
@@ -272,7 +272,7 @@ class VisionPluginConfig(Settings):
 
 
 class TracingConfig(Settings):
-    """Traces of requests, sent to a collector of OpenTelemetry."""
+    """Traces of requests, sent to an OpenTelemetry collector."""
 
     endpoint: str | None = Field(
         None,
@@ -289,7 +289,7 @@ class TracingConfig(Settings):
 
 
 class UpdateConfig(Settings):
-    """How replicas make way for others, when settings change or a stage is scaled down."""
+    """How replicas are replaced when settings change, and stopped when a stage scales down."""
 
     drain_seconds: float = Field(
         600.0, gt=0, description="how long a replica that stops goes on with the answers that it has begun"
@@ -304,7 +304,7 @@ class UpdateConfig(Settings):
 
 
 class ScalingConfig(Settings):
-    """How replicas come and go with the load. More of them start some two seconds after they are needed."""
+    """Autoscaling. New replicas start about two seconds after they are needed."""
 
     target_load: float = Field(
         1.0,
@@ -357,7 +357,6 @@ class ModelConfig(Settings):
         return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1]
 
     def dtype_name(self, device: str) -> DtypeName:
-        """Returns the dtype of what runs on `device`."""
         if self.dtype != "auto":
             return self.dtype
         return "float32" if device == "cpu" else "bfloat16"
@@ -368,7 +367,7 @@ class ModelConfig(Settings):
 
     @property
     def encoder_device(self) -> str:
-        """Returns the device of the vision half. A part may have a device of its own."""
+        """Returns the device of the vision half; a part may override it."""
         if self.encode.placement == "inline":
             return self.generate_device
         return "cuda" if self.encode.num_gpus else "cpu"
@@ -380,14 +379,14 @@ class ModelConfig(Settings):
         return self.dtype_name(self.part_device(part)) if part.dtype == "auto" else part.dtype
 
     def part_bits(self, part: VisionPartConfig) -> int:
-        """Returns how many bits a weight of the part has, for a vision plug-in."""
+        """Returns the bits per weight of the part, for a vision plug-in."""
         if self.encode.linear == "int8":
             return 8
         return 32 if self.part_dtype_name(part) == "float32" else 16
 
     @property
     def num_stage_cpus(self) -> float:
-        """Returns the CPUs that the replicas of the model's stages reserve together when each stage is scaled up."""
+        """Returns the CPUs reserved by the model's stages at their maximum scale."""
         encode = 0.0 if self.encode.placement == "inline" else self.encode.max_replicas * self.encode.num_cpus
         return (
             self.preprocess.max_replicas * self.preprocess.num_cpus
@@ -420,33 +419,32 @@ class AppConfig(ModelConfig):
         return self
 
     def check_names(self) -> None:
-        """Raises ValueError where two models have one name."""
+        """Raises ValueError if two models have the same name."""
         names = [model.model_name for model in self.models]
         if doubled := [name for number, name in enumerate(names) if name in names[:number]]:
             raise ValueError(f"two models have the name {doubled[0]!r}: give one another served_model_name")
 
     @property
     def models(self) -> tuple[ModelConfig, ...]:
-        """Returns all models. The first one answers requests that name none."""
+        """Returns all models. The first one answers requests without a model name."""
         return self, *self.further_models
 
     def of(self, model: ModelConfig) -> "AppConfig":
-        """Returns what the stages of `model` are built with: its own settings and those of the endpoint, as if it were
-        the only model."""
+        """Returns the settings for the stages of `model`: its own and the endpoint's, as if it were the only model."""
         own = {name: getattr(model, name) for name in ModelConfig.model_fields}
         return self.model_copy(update={**own, "further_models": ()})
 
     def by_suffix(self) -> "dict[str, AppConfig]":
-        """Returns for each model what its stages are built with, by what the names of its deployments end with. That is
-        nothing for the first one, so that its stages are called Generate and so on, and `-NAME` for a further one.
+        """Returns each model's settings by the suffix of its deployments' names: empty for the first model, so its
+        stages are called Generate and so on, and `-NAME` for a further one.
 
-        Ray Serve allows no `#` in names, and its log files no `/`. Such characters become %23 and the like, and long
-        names end in a hash, so two models never have one suffix."""
+        Ray Serve forbids `#` in names, and its log files forbid `/`. Such characters become %23 and the like. Long
+        names end in a hash, so suffixes stay unique."""
         return {"": self.of(self), **{_suffix(model.model_name): self.of(model) for model in self.further_models}}
 
     @property
     def num_reserved_cpus(self) -> float:
-        """Returns the CPUs that all replicas reserve together when every stage is scaled up."""
+        """Returns the CPUs reserved by all replicas at their maximum scale."""
         return (
             self.ingress.max_replicas * self.ingress.num_cpus
             + self.shared.shards * self.shared.num_cpus
@@ -457,5 +455,5 @@ class AppConfig(ModelConfig):
 def _suffix(name: str) -> str:
     quoted = quote(name, safe="")
     if len(quoted) > _MOST_SUFFIX_CHARS:
-        quoted = f"{quoted[:_MOST_SUFFIX_CHARS]}+{sha256(name.encode()).hexdigest()[:16]}"  # no quoted name has a +
+        quoted = f"{quoted[:_MOST_SUFFIX_CHARS]}+{sha256(name.encode()).hexdigest()[:16]}"  # quoted names contain no +
     return f"-{quoted}"

@@ -1,9 +1,9 @@
-"""Which settings concern which deployment. Ray Serve starts a deployment's replicas anew when its version changes.
+"""Maps settings to deployments. Ray Serve restarts a deployment's replicas when its version changes.
 
-By itself Ray Serve gives all deployments one version, a hash of the whole file: any other argument would start every
-stage anew, load every model and empty every cache. Here a deployment's version is a hash of the settings that its
-replicas read. Settings of scaling and limits of calls, which only Ray Serve reads, are part of no version: Ray Serve
-applies them to the replicas that run."""
+By default, Ray Serve gives all deployments one version, a hash of the whole file: any changed argument would restart
+every stage, load every model and empty every cache. Here, a deployment's version is a hash of the settings that its
+replicas read. Only Ray Serve reads the settings of scaling and the limits of calls. They are part of no version,
+because Ray Serve applies them to running replicas."""
 
 import hashlib
 import json
@@ -23,15 +23,15 @@ from raylens.deployments.config import (
 from raylens.deployments.ray_internals.deployment_version import with_version
 
 _Excluded = Mapping[str, Any]
-"""What is left out of settings, in pydantic's form."""
+"""Excluded settings, in pydantic's form."""
 
 _OF_RAY = {"min_replicas", "max_replicas"}
-"""What only Ray Serve reads of the settings of a stage."""
+"""Stage settings for Ray Serve only."""
 _OF_ENGINES: _Excluded = {"num_threads": True, "step_timeout_s": True}
-"""What only Encode and Generate read of the settings of a model."""
+"""Model settings for Encode and Generate only."""
 _ENDPOINT: _Excluded = {"served_model_name": True, "auth": True, "admission": True, "ingress": True}
 _GOALS: _Excluded = {"metrics": set(MetricsConfig.model_fields) - {"port"}}
-"""What only the ingress reads of the settings of metrics."""
+"""Metrics settings for the ingress only."""
 _STAGE: _Excluded = {
     **_ENDPOINT,
     **_GOALS,
@@ -42,28 +42,28 @@ _STAGE: _Excluded = {
     "further_models": True,
 }
 _PIXELS: _Excluded = {
-    # What Preprocess makes depends on the dtype that Encode takes, and so on its device. An inline encoder has that of
-    # Generate.
+    # The output of Preprocess depends on the dtype of Encode, and so on its device. An inline encoder uses Generate's
+    # device.
     "encode": set(EncodeConfig.model_fields) - {"placement", "tower", "projector", "linear", "num_gpus"},
     "generate": set(GenerateConfig.model_fields) - {"num_gpus"},
 }
 _INGRESS_MODEL: _Excluded = {
     **_OF_ENGINES,
     "preprocess": True,
-    "encode": set(EncodeConfig.model_fields) - {"placement", "min_replicas"},  # none at rest is no failure
-    "generate": set(GenerateConfig.model_fields) - {"max_replicas"},  # of several, prefixes choose
+    "encode": set(EncodeConfig.model_fields) - {"placement", "min_replicas"},  # min_replicas 0 is no failure
+    "generate": set(GenerateConfig.model_fields) - {"max_replicas"},  # several replicas are chosen by prefixes
 }
-"""What the ingress does not read of the settings of a model."""
+"""Model settings that the ingress does not read."""
 _SHARED_MODEL: _Excluded = {
-    # The caches hold what Preprocess and Encode have made with their settings.
+    # The caches hold the results of Preprocess and Encode with their settings.
     **_PIXELS,
     **_OF_ENGINES,
     "preprocess": set(PreprocessConfig.model_fields) - {"image_backend", "video_frames"},
 }
 """The same for the shards."""
 _DOES_NOT_CONCERN: Mapping[str, _Excluded] = {
-    # A replica of the endpoint is replaced, never changed in place: Ray Serve takes one that is being changed out of
-    # HAProxy's list, and the only one would leave nobody who answers.
+    # An endpoint replica is replaced, never reconfigured in place: Ray Serve removes a reconfiguring replica from
+    # HAProxy's list, so a single one would leave nobody to answer.
     "Ingress": {
         **_INGRESS_MODEL,
         "further_models": {"__all__": _INGRESS_MODEL},
@@ -71,7 +71,7 @@ _DOES_NOT_CONCERN: Mapping[str, _Excluded] = {
         "updates": True,
         "shared": set(SharedConfig.model_fields) - {"shards"},
     },
-    # The name of a further model concerns the shards, too: its stages are called by it.
+    # A further model's name concerns the shards, too, because it selects the model's stages.
     "Shared": {
         **_ENDPOINT,
         **_GOALS,
@@ -84,20 +84,18 @@ _DOES_NOT_CONCERN: Mapping[str, _Excluded] = {
     "Encode": {**_STAGE, "preprocess": True, "encode": _OF_RAY, "generate": True},
     "Generate": {**_STAGE, **_PIXELS, "preprocess": True, "generate": _OF_RAY},
 }
-"""By the first part of a deployment's name, what may change without its replicas being started anew. A setting that is
-not named here concerns every deployment."""
+"""Per deployment: settings whose change does not restart its replicas. All other settings concern every deployment."""
 _INLINE: Mapping[str, _Excluded] = {"Generate": {**_DOES_NOT_CONCERN["Generate"], "encode": _OF_RAY}}
-"""The same where Generate encodes."""
+"""The same if Generate encodes."""
 
 
 def versioned(deployment: serve.Deployment, config: AppConfig) -> serve.Deployment:
-    """Returns the deployment with the version that the settings give it."""
     return with_version(deployment, version_of(deployment.name, config))
 
 
 def version_of(name: str, config: AppConfig) -> str:
-    """Returns the version of the deployment `name`: a hash of the settings that concern it, 32 hex digits. Those of a
-    stage are in the `config` of its own model, see `AppConfig.of`."""
+    """Returns the version of the deployment `name`: a hash of its settings, 32 hex digits. `config`: for a stage, its
+    own model's, see `AppConfig.of`."""
     kind = name.partition("-")[0]
     excluded: Any = ({} if config.encode.placement == "separate" else _INLINE).get(kind, _DOES_NOT_CONCERN[kind])
     concerning = config.model_dump(mode="json", exclude=excluded)

@@ -1,4 +1,4 @@
-"""Whether the processes that load a model on this machine work, or do nothing any more."""
+"""Detects whether the processes that load a model on this machine make progress."""
 
 import os
 import time
@@ -7,20 +7,20 @@ from contextlib import suppress
 from pathlib import Path
 
 _LEAST_CPU_SHARE = 0.03
-"""Of one core, by one process, over the whole time. A replica that waits takes up to 0.02 for Ray."""
+"""Of one core, by one process, over the whole time. A waiting replica takes up to 0.02 for Ray."""
 _LEAST_BYTES = 2**20
-"""Read or written by one process. A slow network drive gives as many each second."""
+"""Read or written by one process. A slow network drive delivers as many each second."""
 _LOADING = (b"ray::ServeReplica:", b"ray::GenerateRank")
-"""The beginning of the titles of processes that load."""
+"""Prefixes of the titles of loading processes."""
 _HAS_PROC = Path("/proc/self/io").exists()
 
 _Work = tuple[float, int]
-"""Seconds of processor time, and bytes read and written."""
+"""CPU seconds, and bytes read and written."""
 
 
 class LoadProgress:
-    """Watches the replicas and ranks that this process has started. `quiet_seconds`: a load that does nothing for so
-    long is over."""
+    """Watches the replicas and ranks started by this process. `quiet_seconds`: a load without activity for so long is
+    over."""
 
     def __init__(self, quiet_seconds: float) -> None:
         self._quiet_seconds = quiet_seconds
@@ -28,7 +28,7 @@ class LoadProgress:
         self._then = dict(_work_done())
 
     def is_over(self) -> bool:
-        """Returns whether no process has worked for so long. Only Linux tells; elsewhere no load is over."""
+        """Returns whether no process has worked for `quiet_seconds`. Always False outside Linux."""
         now, work = time.monotonic(), dict(_work_done())
         if any(self._has_worked(self._then.get(pid, (0.0, 0)), done) for pid, done in work.items()):
             self._since, self._then = now, work
@@ -44,7 +44,7 @@ def _work_done() -> Iterator[tuple[int, _Work]]:
     parents: dict[int, int] = {}
     work: dict[int, _Work] = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended, or is another user's
+        with suppress(OSError):  # ended, or another user's
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
             pid = int(folder.name)
             parents[pid] = int(fields[1])

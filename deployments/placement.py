@@ -1,4 +1,4 @@
-"""The resources that the replicas of an application reserve, and those that the machines lack."""
+"""The resources that an application's replicas reserve, and the resources that the machines lack."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,20 +13,20 @@ from raylens.deployments.config import (
 )
 
 Amounts = Mapping[str, float]
-"""Of resources, by Ray's names for them."""
+"""By Ray's resource names."""
 _ROUNDING = 1e-6
 
 
 def reserved(settings: IngressConfig | SharedConfig | PreprocessConfig | EncodeConfig | GenerateConfig) -> Amounts:
-    """Returns what a replica reserves; of Generate, what each of its ranks does."""
+    """Returns the resources of one replica; for Generate, of one rank."""
     num_gpus = settings.num_gpus if isinstance(settings, EncodeConfig | GenerateConfig) else 0.0
     amounts = {"CPU": settings.num_cpus, "GPU": num_gpus, **settings.resources}
     return {name: amount for name, amount in amounts.items() if amount}
 
 
 def lacking(config: AppConfig, nodes: Sequence[Amounts], where: str) -> dict[str, str]:
-    """Returns, by the name of each deployment that the nodes have no place for, what it waits for: `1 GPU, and this
-    machine has none`. `nodes`: what each of them offers in all. `where`: how to call them together."""
+    """Returns, per deployment without a place on the nodes, the reason, such as `1 GPU, and this machine has none`.
+    `nodes`: each node's total resources. `where`: the name of all nodes together."""
     bundles = _bundles(config)
     wanted: Counter[str] = Counter()
     for bundle, count in bundles.values():
@@ -40,7 +40,7 @@ def lacking(config: AppConfig, nodes: Sequence[Amounts], where: str) -> dict[str
 
 
 def _bundles(config: AppConfig) -> dict[str, tuple[Amounts, int]]:
-    """Returns for each deployment what one of its processes reserves, and how many processes it has at rest."""
+    """Returns per deployment the resources of one process, and the number of processes at rest."""
     shared = {f"Shared-{number}": (reserved(config.shared), 1) for number in range(config.shared.shards)}
     bundles = {"Ingress": (reserved(config.ingress), config.ingress.min_replicas), **shared}
     for suffix, own in config.by_suffix().items():
@@ -53,7 +53,7 @@ def _bundles(config: AppConfig) -> dict[str, tuple[Amounts, int]]:
 
 
 def _too_large(bundle: Amounts, nodes: Sequence[Amounts], where: str) -> str | None:
-    """Returns what no single node has for one process."""
+    """Returns the resources of one process that no single node has."""
     for name, amount in bundle.items():
         most = max(node.get(name, 0.0) for node in nodes)
         if amount > most + _ROUNDING:
@@ -71,7 +71,7 @@ def _offer(most: float, num_nodes: int) -> str:
 
 
 def _too_many(bundle: Amounts, nodes: Sequence[Amounts], where: str, wanted: Mapping[str, float]) -> str | None:
-    """Returns what all nodes together lack for all processes."""
+    """Returns the resources that all nodes together lack for all processes."""
     for name, amount in bundle.items():
         total = sum(node.get(name, 0.0) for node in nodes)
         if wanted[name] > total + _ROUNDING:

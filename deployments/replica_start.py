@@ -10,8 +10,8 @@ from raylens.deployments.tracing.spans import Spans
 
 
 def start_replica(stage: str, config: AppConfig) -> Spans:
-    """Joins the server's log under the name `stage`, watches the replica's event loop, and records its metrics. Call it
-    on that loop, before any metric is made. Returns what makes the replica's spans."""
+    """Joins the server's log under the name `stage`, watches the replica's event loop, and records its metrics. Returns
+    the replica's Spans. Call it on the event loop, before creating any metric."""
     join_server_log(stage)
     end_when_stuck(stacks_descriptor())
     record_metrics(config.metrics)
@@ -20,10 +20,10 @@ def start_replica(stage: str, config: AppConfig) -> Spans:
 
 
 class Replica:
-    """The base class of deployments. Its replicas send the spans that wait before they end."""
+    """The base class of deployments. At its end, a replica sends its pending spans."""
 
-    _spans = Spans()  # also in a replica that could not start
+    _spans = Spans()  # also in a replica that failed to start
 
     def __del__(self) -> None:
-        """Ray Serve calls this when it stops a healthy replica, after its last request, and kills the process then."""
+        """Ray Serve calls this when it stops a healthy replica, after its last request, and then kills the process."""
         self._spans.flush()

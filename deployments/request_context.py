@@ -1,4 +1,4 @@
-"""A request's id and its place in a trace, which go with it through all processes."""
+"""A request's id and trace context, which travel through all processes."""
 
 import logging
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """`request_id`: as the answer's header X-Request-Id has it. `traceparent` and `tracestate`: the span that the
-    receiver's spans are children of, in the form of W3C's Trace Context. Empty: there is no trace."""
+    """`request_id`: the answer's header X-Request-Id. `traceparent` and `tracestate`: the parent of the receiver's
+    spans, in the form of W3C's Trace Context; empty without a trace."""
 
     request_id: str = ""
     traceparent: str = ""
@@ -18,12 +18,12 @@ class RequestContext:
 
     @property
     def trace_id(self) -> str:
-        """Returns 32 hex digits, or nothing."""
+        """Returns 32 hex digits, or an empty string."""
         return self.traceparent[3:35]
 
     @property
     def span_id(self) -> str:
-        """Returns 16 hex digits, or nothing."""
+        """Returns 16 hex digits, or an empty string."""
         return self.traceparent[36:52]
 
     @property
@@ -32,7 +32,7 @@ class RequestContext:
 
     @property
     def is_sampled(self) -> bool:
-        """Returns whether the spans of this trace are collected."""
+        """Returns whether the trace's spans are collected."""
         return bool(self.trace_flags & 1)
 
 
@@ -51,8 +51,7 @@ def in_request(context: RequestContext) -> Iterator[None]:
 
 
 def note_ids(record: logging.LogRecord) -> bool:
-    """A filter of log records that passes all. It gives them the ids of the request that they are about, as
-    `request_id`, `trace_id` and `span_id`."""
+    """A log filter that passes every record. Adds the current request's ids: `request_id`, `trace_id` and `span_id`."""
     if (context := _current.get()) is not None:
         record.request_id = context.request_id
         if context.traceparent:

@@ -1,7 +1,7 @@
 """One log file for all processes of a server on one machine; `raylens serve` shows it on its console.
 
-Ray also keeps a log file for each process. On a cluster there are only Ray's files. Both may hold lines of text or
-JSON objects, one a line."""
+Ray also keeps a log file per process. A cluster has only Ray's files. Both hold either lines of text or JSON objects,
+one a line."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ LEVELS = ("debug", "info", "warning", "error")
 FORMAT_VARIABLE = "RAYLENS_LOG_FORMAT"
 TEXT, JSON = FORMATS = ("text", "json")
 FIELDS = log_fields.ATTRIBUTE
-"""A log record's own fields for JSON: `extra={FIELDS: {...}}`. Ray's JSON has them, too."""
+"""A log record's extra JSON fields: `extra={FIELDS: {...}}`. Ray's JSON has them, too."""
 
 _SERVE_LOGGER = "ray.serve"
 _IDS = ("request_id", "trace_id", "span_id")
@@ -36,19 +36,19 @@ _PAUSE_SECONDS = 0.1
 
 
 def join_server_log(process: str) -> None:
-    """Makes this process write into the server's log file, if there is one, under the name `process` and what its
-    deployment's name ends with: a shard's number, or the name of a further model.
+    """Makes this process write to the server's log file, if configured, under the name `process` plus its deployment's
+    suffix: a shard's number, or a further model's name.
 
-    The loggers of this package are children of Ray Serve's logger, so their messages also reach Ray's files.
+    This package's loggers are children of Ray Serve's logger, so their messages also reach Ray's files.
     """
     serve_logger = logging.getLogger(_SERVE_LOGGER)
     serve_logger.addFilter(_is_the_servers)
-    for handler in serve_logger.handlers:  # Ray's, which name a request by Ray's own id
+    for handler in serve_logger.handlers:  # Ray's handlers use Ray's own request id
         handler.addFilter(note_ids)
     file = os.environ.get(FILE_VARIABLE)
     if file is None:
         return
-    # Ray's file of the replica has each line, too. A third copy, on standard error, only takes the event loop's time.
+    # Ray's file of the replica has each line, too. A third copy, on standard error, would only cost event loop time.
     for copy in [one for one in serve_logger.handlers if type(one) is logging.StreamHandler]:
         serve_logger.removeHandler(copy)
     handler = logging.FileHandler(file)  # several processes append to it
@@ -56,13 +56,13 @@ def join_server_log(process: str) -> None:
     handler.setLevel(os.environ.get(LEVEL_VARIABLE, "info").upper())
     handler.addFilter(lambda record: record.name != _SERVE_LOGGER or record.levelno >= logging.WARNING)
     handler.addFilter(note_ids)
-    for name in ("", _SERVE_LOGGER):  # Ray Serve's hands nothing on to the root
+    for name in ("", _SERVE_LOGGER):  # Ray Serve's logger does not propagate to the root
         logging.getLogger(name).addHandler(handler)
 
 
 def stacks_descriptor() -> int:
-    """Returns the descriptor that takes the stacks of a process that is about to end. They are plain text, so a log of
-    JSON lines does not get them; Ray's file of the worker's standard error does."""
+    """Returns the descriptor for the stacks of a dying process. Stacks are plain text, so they go to a text log, or
+    else to Ray's file of the worker's standard error."""
     file = os.environ.get(FILE_VARIABLE)
     if file is None or _is_json():
         return _STDERR
@@ -71,8 +71,7 @@ def stacks_descriptor() -> int:
 
 @cache
 def process_name() -> str:
-    """Returns the name of this replica: its deployment's, a #, and what tells it from others. Nothing outside of Ray
-    Serve."""
+    """Returns the name of this replica, DEPLOYMENT#TAG; empty outside Ray Serve."""
     from ray import serve
     from ray.serve.exceptions import RayServeException
 
@@ -84,7 +83,7 @@ def process_name() -> str:
 
 
 def ray_logging() -> dict[str, str]:
-    """Returns the settings of Ray's own log files that go with the server's."""
+    """Returns the matching settings of Ray's own log files."""
     level = "DEBUG" if os.environ.get(LEVEL_VARIABLE) == "debug" else "INFO"
     return {"encoding": "JSON" if _is_json() else "TEXT", "log_level": level}
 
@@ -102,7 +101,7 @@ def _formatter(process: str) -> logging.Formatter:
 
 
 class JsonLines(logging.Formatter):
-    """A JSON object for each record, on a line of its own. `process`: the name of the process."""
+    """Formats each record as a JSON object on one line. `process`: the name of the process."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -124,17 +123,17 @@ class JsonLines(logging.Formatter):
 
 
 def _is_the_servers(record: logging.LogRecord) -> bool:
-    """Returns whether the record is about a failure of the server. Ray Serve also prints a traceback for a client's
-    mistake, and where the client has left; the log of requests has a line about those."""
+    """Returns whether the record reports a failure of the server. Ray Serve also prints tracebacks for a client's
+    mistake or disconnect, which the request log covers."""
     error = record.exc_info[1] if record.exc_info else None
     is_clients = isinstance(error, InvalidRequestError | asyncio.CancelledError)
-    # Another server of this machine has the port behind HAProxy: Ray Serve takes the next one.
+    # The port behind HAProxy is taken by another server of this machine; Ray Serve tries the next one.
     return not is_clients and not record.getMessage().startswith("Failed to start RequestProtocol.")
 
 
 @contextmanager
 def shown(file: Path, console: TextIO | None = None) -> Iterator[None]:
-    """Shows on `console` what is written into the file while the block runs; by default on standard error."""
+    """Copies new text of the file to `console` while the block runs; by default to standard error."""
     file.touch(mode=0o600)
     ended = threading.Event()
     thread = threading.Thread(target=_show, args=(file, console or sys.stderr, ended), daemon=True)
@@ -154,6 +153,6 @@ def _show(file: Path, console: TextIO, ended: threading.Event) -> None:
             if text := lines.read():
                 console.write(text)
                 console.flush()
-            if lines.tell() > _MAX_BYTES:  # its text is on the console, and writers append to the file
+            if lines.tell() > _MAX_BYTES:  # the text is on the console, and writers append to the file
                 os.truncate(file, 0)
                 lines.seek(0)

@@ -1,4 +1,4 @@
-"""The folder of the Ray session that this process belongs to, on its node."""
+"""The folder of this process's Ray session on its node."""
 
 from pathlib import Path
 

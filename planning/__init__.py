@@ -1,1 +1,1 @@
-"""How many replicas of each stage a load needs: a simulation of the pipeline with measured costs."""
+"""Plans the replicas of each stage for a load, by simulating the pipeline with measured costs."""

@@ -1,4 +1,4 @@
-"""A simulated answer, and its tokens' way from the engine to the client."""
+"""A simulated answer, and its tokens' path from the engine to the client."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from raylens.planning.load import Arrival
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """The tokens of a request that its client has, and the moments of the first and of the latest one. `relay`: that of
-    the ingress that leads the request."""
+    """The tokens of a request that its client has, with the times of the first and the latest one. `relay`: that of the
+    request's ingress."""
 
     arrival: Arrival
     relay: "TokenRelay"
@@ -38,8 +38,8 @@ class Answer:
 
 
 class TokenRelay:
-    """Passes tokens on; each token is the answer that it belongs to. Tokens that come while the process is busy gather,
-    and go together as one message."""
+    """Passes tokens on. Each token is represented by its answer. Tokens that arrive while the process is busy are
+    merged into one message."""
 
     def __init__(self, process: Process, work: Work, pass_on: Callable[[list[Answer]], None]) -> None:
         self._process = process

@@ -1,8 +1,8 @@
-"""Fits costs to requests alone: how much of each process's work a first token waits for.
+"""Fits costs to isolated requests: which share of each process's work delays the first token.
 
-Processor time shows no order: a process may do its work before it passes a request on, or behind that. The share before
-it makes a simulated request alone as fast as a measured one. If even all of the work is too little for the measured
-TTFT, the rest is time in which nothing is computed.
+CPU time shows no order: a process may work before or after it passes a request on. The fitted share makes a simulated
+isolated request as fast as a measured one. If all of the work is too little for the measured TTFT, the rest is idle
+wait time.
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ _BISECTIONS = 30
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """Medians of requests that came one after the other, in seconds. Prompts had `text_tokens` besides those of
-    pictures, and answers for `tpot` had `answer_tokens`."""
+    """Medians of sequential requests, in seconds. Prompts had `text_tokens` besides those of pictures, and answers for
+    `tpot` had `answer_tokens`."""
 
     text_tokens: int
     megapixels: float
@@ -29,7 +29,7 @@ class Alone:
 
 
 def calibrated(costs: Costs, alone: Alone, *, cores: int) -> Costs:
-    """Returns the costs with which requests alone take as long as measured. The client and the server shared `cores`
+    """Returns the costs with which isolated requests take as long as measured. The client and the server shared `cores`
     cores."""
     fleet = Fleet(cores=cores, has_client=True)
     stream = Arrival(0.0, (), alone.text_tokens, alone.answer_tokens)

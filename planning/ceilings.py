@@ -1,4 +1,4 @@
-"""The next limits of a large fleet: parts that do not grow with the number of GPUs, or that each have a limit."""
+"""The next limits of a large fleet: parts that do not scale with the number of GPUs, and parts with a limit each."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ _BY_INGRESSES = "ingress.max_replicas, one per node"
 
 
 class Hardware(PlanSettings):
-    """The figures of a cluster that no benchmark measures. Each field is an option of `raylens plan`."""
+    """Cluster figures that no benchmark measures. Each field is an option of `raylens plan`."""
 
     gpus_per_node: int = Field(8, ge=1, description="GPUs of a node")
     network_gbit: float = Field(25.0, gt=0, description="10^9 bits per second that a node sends, and that it receives")
@@ -29,8 +29,8 @@ class Hardware(PlanSettings):
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """One limit: `used` of `limit`, in `unit`, for each of `count`. `grows`: how to raise it, or that nothing does.
-    `basis`: whether the figures are measured, derived from measured ones, or assumed, and then by which option."""
+    """One limit: `used` of `limit`, in `unit`, for each of `count`. `grows`: how to raise it, or that this is
+    impossible. `basis`: whether the figures are measured, derived or assumed, and the option of an assumption."""
 
     name: str
     used: float
@@ -66,7 +66,7 @@ def _controller(plan: Plan, costs: Costs, hardware: Hardware) -> Ceiling:
 
 
 def _proxy(plan: Plan, costs: Costs, hardware: Hardware) -> list[Ceiling]:
-    """Connections follow from Little's law: arrivals a second times the seconds that each request takes."""
+    """Connections follow from Little's law: arrivals per second times the seconds of a request."""
     fleet, load, count = costs.fleet, plan.load, plan.stage("ingress").replicas
     connections = load.requests_per_second * plan.outcome.mean_latency
     most = float(fleet.proxy_connections or hardware.proxy_connections)
@@ -104,7 +104,8 @@ def _processes(plan: Plan, costs: Costs) -> list[Ceiling]:
 
 
 def _transfers(plan: Plan, costs: Costs, hardware: Hardware) -> Ceiling:
-    """Pixels go from Preprocess to Encode, and embeddings from there to Generate, each over the network at worst."""
+    """Pixels travel from Preprocess to Encode, and embeddings from Encode to Generate; in the worst case, all over the
+    network."""
     model, load = costs.model, plan.load
     nodes = max(1, -(-int(plan.gpus) // hardware.gpus_per_node))
     sizes = [Picture(size, False, 0) for size in load.megapixels]

@@ -1,4 +1,4 @@
-"""`raylens plan`: its options, and what it prints."""
+"""`raylens plan`: its options and output."""
 
 import argparse
 import json
@@ -41,12 +41,11 @@ _LOAD_OPTIONS = {
     "answer_tokens": "answer_tokens",
     "lengths": "lengths",
 }
-"""The field of LoadProfile that each option sets."""
+"""The LoadProfile field of each option."""
 _QUIET_SECONDS = 2.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `raylens plan`."""
     add: Any = parser.add_argument
     costs = "measured costs, of `python -m benchmarks.stage_costs`"
     add("--costs", type=Path, required=True, metavar="FILE", help=costs)
@@ -75,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the plan and returns 0. Raises PlanError for input that no plan can be made of."""
+    """Prints the plan and returns 0. Raises PlanError for invalid input."""
     assumed = _assumed(args.cost)
     costs = read_costs(args.costs, assumed)
     load, slo = _load(args), _slo(args)
@@ -116,7 +115,7 @@ def _assumed(overrides: list[str]) -> dict[str, float]:
 
 
 def _progress() -> Callable[[str], None]:
-    """Returns a function that shows a line for each simulation, if the plan takes longer than a moment."""
+    """Returns a function that reports each simulation, once planning takes longer than _QUIET_SECONDS."""
     started = time.monotonic()
 
     def say(line: str) -> None:

@@ -1,4 +1,4 @@
-"""Processor cores, and the processes that compute on them."""
+"""CPU cores, and the processes that run on them."""
 
 import itertools
 import math
@@ -13,17 +13,17 @@ _NICE_FACTOR = 1.25
 """Each step of niceness divides a thread's share of a contended core by this factor (Linux, kernel/sched/core.c,
 sched_prio_to_weight)."""
 LOOP_SLICE_SECONDS = 0.001
-"""An event loop turns to the next request after this long: callbacks are about as short."""
+"""An event loop switches to the next request after this long, about the length of a callback."""
 _LEAST_SLICE_SECONDS = 1e-12
 
 
 class Machine:
-    """`count` cores that processes share as Linux does: each core has a queue of its own.
+    """`count` cores that processes share as in Linux: each core has its own run queue.
 
     A thread that becomes ready goes to its last core if that is idle, else to any idle core. If none is idle, it shares
     its last core with the threads there, by the weights of their niceness (processor sharing). A core that becomes idle
-    takes a thread of the fullest core. Other programs take `background` cores all the time, spread over all of them.
-    With `count` None, each process has a core of its own.
+    takes a thread from the fullest core. Other programs use `background` cores all the time, spread over all cores.
+    With `count` None, each process has its own core.
 
     (`select_idle_sibling` and `sched_balance_newidle` in kernel/sched/fair.c.)
     """
@@ -37,11 +37,11 @@ class Machine:
         self.busy_seconds = 0.0
 
     def home(self) -> "_Core | None":
-        """Returns the first core of another process, None for a core of its own."""
+        """Returns the first core of another process, None for its own core."""
         return next(self._homes, None)
 
     def compute(self, process: "Process", seconds: float, then: Action) -> None:
-        """Calls `then` when the process has had `seconds` of processor time."""
+        """Calls `then` when the process has had `seconds` of CPU time."""
         self.busy_seconds += seconds
         if process.core is None:
             self._clock.after(seconds, then)
@@ -68,7 +68,7 @@ class _Task:
 
 
 class _Core:
-    """A core that its tasks share by their weights. `speed`: the share of it that other programs leave."""
+    """A core that its tasks share by weight. `speed`: the share that other programs leave."""
 
     def __init__(self, clock: Clock, speed: float, when_idle: Callable[["_Core"], None]) -> None:
         self._clock = clock
@@ -76,7 +76,7 @@ class _Core:
         self._when_idle = when_idle
         self.tasks: list[_Task] = []
         self._progress = 0.0
-        """The seconds so far that a task of weight 1 would have had."""
+        """CPU seconds of a task of weight 1 so far."""
         self._weight = 0.0
         self._updated_at = 0.0
         self._plan = 0
@@ -87,7 +87,7 @@ class _Core:
         self._plan_end()
 
     def give_up(self) -> tuple["Process", float, Action]:
-        """Removes the latest task and returns its process, its seconds that are left, and its action."""
+        """Removes the latest task and returns its process, its remaining seconds, and its action."""
         self._advance()
         task = self.tasks.pop()
         self._plan_end()
@@ -99,7 +99,7 @@ class _Core:
         self._updated_at = self._clock.now
 
     def _plan_end(self) -> None:
-        """Plans the end of the first task; any change of the tasks before it makes another plan."""
+        """Schedules the end of the first task; any later change of the tasks replaces this plan."""
         self._plan += 1
         if self.tasks:
             self._weight = sum([task.process.weight for task in self.tasks])
@@ -124,10 +124,10 @@ Cost = float | Callable[[], float]
 
 
 class Process:
-    """A thread, which does its work in the order of arrival.
+    """A thread that works in order of arrival.
 
-    With `slice_seconds` it is an event loop: it does the work in slices, by turns. The `core` is the last one that it
-    computed on, and `weight` its share there beside others."""
+    With `slice_seconds`, it is an event loop, which works round-robin in slices. `core`: the last core used. `weight`:
+    its share of a contended core."""
 
     def __init__(self, machine: Machine, niceness: int = 0, slice_seconds: float = math.inf) -> None:
         self._machine = machine
@@ -139,7 +139,7 @@ class Process:
         self.busy_seconds = 0.0
 
     def submit(self, cost: Cost, then: Action = lambda: None) -> None:
-        """Queues work and calls `then` when it is done. A `cost` that is a function is called when the work begins."""
+        """Queues work and calls `then` when it is done. If `cost` is a function, it is called when the work begins."""
         self._work.append((cost, then))
         if not self._is_busy:
             self._start()
@@ -148,7 +148,7 @@ class Process:
         await until(partial(self.submit, seconds))
 
     async def pass_through(self, seconds: float, on_path_share: float) -> None:
-        """Does a request's work: returns after the share that the request waits for, and does the rest behind it."""
+        """Does a request's work: returns after the share that delays the request, and does the rest afterwards."""
         await self.compute(seconds * on_path_share)
         self.submit(seconds * (1 - on_path_share))
 
@@ -168,11 +168,11 @@ class Process:
                 self._is_busy = False
 
     def _end(self, then: Action) -> None:
-        then()  # still busy, so that the work that this submits waits for its turn
+        then()  # still busy, so that work submitted by `then` waits for its turn
         self._is_busy = False
         self._start()
 
 
 def event_loop(machine: Machine) -> Process:
-    """Returns a process that takes turns among its work, as an event loop of asyncio does."""
+    """Returns a process that works round-robin, like an asyncio event loop."""
     return Process(machine, slice_seconds=LOOP_SLICE_SECONDS)

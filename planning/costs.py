@@ -1,6 +1,6 @@
-"""What each stage costs, as `python -m benchmarks.stage_costs` measures it: the format of `costs.json`.
+"""The measured cost of each stage: the format of `costs.json`, written by `python -m benchmarks.stage_costs`.
 
-Seconds are processor seconds of one thread unless a field says otherwise. A stage on a GPU has seconds of the GPU.
+Seconds are CPU seconds of one thread unless a field says otherwise. A stage on a GPU has GPU seconds.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ VERSION = 1
 
 
 class MeasuredOn(PlanSettings):
-    """The machine and the settings that the costs are of."""
+    """The machine and the settings of the measurement."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -25,7 +25,7 @@ class MeasuredOn(PlanSettings):
 
 
 class Work(PlanSettings):
-    """What a process does for the requests that pass through it: linear in what they bring and get."""
+    """A process's work for passing requests: linear in their contents and answers."""
 
     seconds_per_request: float = Field(0.0, ge=0)
     seconds_per_new_picture: float = Field(0.0, ge=0)
@@ -35,7 +35,7 @@ class Work(PlanSettings):
     seconds_per_piece: float = Field(0.0, ge=0, description="a piece is the tokens of one answer in a message")
 
     def of_request(self, pictures: tuple[Picture, ...] = ()) -> float:
-        """Returns the seconds for a request, without its answer's tokens."""
+        """Returns the seconds of a request, without its answer's tokens."""
         return self.seconds_per_request + sum(map(self.of_picture, pictures))
 
     def of_picture(self, picture: Picture) -> float:
@@ -44,21 +44,21 @@ class Work(PlanSettings):
 
 
 class Reserved(PlanSettings):
-    """What a replica reserves of a cluster."""
+    """A replica's reservation of a cluster's resources."""
 
     cpus: float = Field(ge=0)
     gpus: float = Field(0.0, ge=0)
 
 
 class ProcessCosts(PlanSettings):
-    """A process, with the work that the way of requests through it takes."""
+    """A process, with its work for passing requests."""
 
     reserved: Reserved
     work: Work
 
 
 class PreprocessCosts(ProcessCosts):
-    """Preprocess. `work` is what it does beside decoding pictures and running the processor on them."""
+    """Preprocess. `work` excludes decoding and processing pictures."""
 
     seconds_per_item: float = Field(ge=0)
     seconds_per_megapixel: float = Field(ge=0)
@@ -71,7 +71,7 @@ class PreprocessCosts(ProcessCosts):
 
 
 class EncodeCosts(ProcessCosts):
-    """Encode. `work` is what it does beside the batches."""
+    """Encode. `work` excludes the batches."""
 
     seconds_per_batch: float = Field(ge=0)
     seconds_per_patch: float = Field(ge=0)
@@ -80,7 +80,7 @@ class EncodeCosts(ProcessCosts):
 
 
 class GenerateCosts(ProcessCosts):
-    """Generate. `work` is what it does beside the engine's steps."""
+    """Generate. `work` excludes the engine's steps."""
 
     seconds_per_step: float = Field(ge=0)
     seconds_per_sequence: float = Field(ge=0, description="of a step, for each sequence that decodes in it")
@@ -97,13 +97,12 @@ class GenerateCosts(ProcessCosts):
     short_prompt_share: float = Field(0.5, ge=0, le=0.9)
 
     def of_step(self, num_decodes: int, num_prompt_tokens: int) -> float:
-        """Returns the seconds of a step."""
         decoding = self.seconds_per_step + self.seconds_per_sequence * num_decodes
         return decoding + self.seconds_per_prompt_token * num_prompt_tokens
 
 
 class ModelSizes(PlanSettings):
-    """What a picture is to the model: so many patches for the encoder, so many tokens of a prompt."""
+    """Model sizes of a picture: its patches in the encoder, its tokens in a prompt."""
 
     name: str
     patches_per_picture: float = Field(ge=0)
@@ -121,7 +120,7 @@ class ModelSizes(PlanSettings):
 
 
 class ByKind(PlanSettings):
-    """A figure for each kind of request: text alone, with a new picture, with repeated pictures only."""
+    """A figure per kind of request: text only, with a new picture, with repeated pictures only."""
 
     text: float = Field(ge=0)
     new_picture: float = Field(ge=0)
@@ -134,7 +133,7 @@ class ByKind(PlanSettings):
 
 
 class FleetCosts(PlanSettings):
-    """What a large fleet runs into. None: not measured, so that an option or an assumption has to say it."""
+    """Limits of a large fleet. None: not measured, so an option or an assumption must provide the figure."""
 
     controller_seconds_per_replica_second: float | None = Field(
         None, ge=0, description="of Serve's controller, each second, for the health and metrics of one replica"
@@ -145,8 +144,6 @@ class FleetCosts(PlanSettings):
 
 
 class Costs(PlanSettings):
-    """The costs of all stages. `shared_cores`: cores that the stages shared where this was measured."""
-
     version: Literal[1]
     measured_on: MeasuredOn
     model: ModelSizes
@@ -182,7 +179,7 @@ class Costs(PlanSettings):
 
 
 def read_costs(path: Path, overrides: Mapping[str, float] | None = None) -> Costs:
-    """Returns the costs of a file. `overrides` replace figures by their names, such as `generate.seconds_per_step`.
+    """Reads the costs from a file. `overrides` replace figures by name, such as `generate.seconds_per_step`.
 
     The file holds the costs alone, or a benchmark's document with them as `costs`. Raises PlanError that names the
     file, the field, its limit and its value.

@@ -1,4 +1,4 @@
-"""The load that a plan is for: how many requests arrive, and what is in them."""
+"""The load of a plan: the arrival rate and the contents of requests."""
 
 import random
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from raylens.planning.settings import PlanSettings
 
 
 class LoadProfile(PlanSettings):
-    """Requests that arrive at random moments (a Poisson process), each independent of the others."""
+    """Requests that arrive at random times (a Poisson process), independent of each other."""
 
     requests_per_second: float = Field(gt=0, le=1e7, description="mean rate of arrivals")
     picture_share: float = Field(0.0, ge=0, le=1, description="share of the requests that have pictures")
@@ -34,7 +34,7 @@ class LoadProfile(PlanSettings):
 
     @property
     def picture_rate(self) -> float:
-        """Returns the requests a second that have pictures."""
+        """Returns the requests with pictures per second."""
         return self.requests_per_second * self.picture_share
 
     @property
@@ -43,8 +43,8 @@ class LoadProfile(PlanSettings):
 
 
 class Slo(PlanSettings):
-    """What clients were promised: percentiles of TTFT (time to first token) and of TPOT (time per output token, a
-    request's mean). None: no promise."""
+    """Promises to clients: percentiles of TTFT (time to first token) and of TPOT (time per output token, a request's
+    mean). None: no promise."""
 
     ttft_p95_seconds: float | None = Field(None, gt=0, description="time to first token, 95th percentile")
     tpot_p95_seconds: float | None = Field(None, gt=0, description="time per output token, 95th percentile")
@@ -52,7 +52,7 @@ class Slo(PlanSettings):
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture of a request. `key` is what replicas are chosen by."""
+    """A picture of a request. `key`: selects its shard."""
 
     megapixels: float
     is_repeated: bool
@@ -61,7 +61,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that comes at `moment`, in seconds. `prompt_tokens` are those of text alone."""
+    """A request that arrives at `moment`, in seconds. `prompt_tokens`: text only."""
 
     moment: float
     pictures: tuple[Picture, ...]
@@ -70,7 +70,7 @@ class Arrival:
 
 
 def arrivals(load: LoadProfile, count: int, seed: int) -> list[Arrival]:
-    """Returns `count` requests. The same seed gives the same ones, at any rate but for their moments."""
+    """Returns `count` requests. The same seed gives the same requests; the rate changes only their times."""
     draw = random.Random(seed)
     moment, found = 0.0, []
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""The search for the fewest replicas with which a load meets its SLO."""
+"""Searches the fewest replicas with which a load meets its SLO."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,14 +11,15 @@ from raylens.planning.simulation import STAGES, Fleet, Outcome, simulate
 from raylens.planning.utilisation import least_work
 
 SEARCH_ORDER = ("generate", "encode", "preprocess", "ingress", "shared")
-"""The order in which the search reduces replicas: the dearest stage first."""
+"""The order in which the search reduces replicas: the most expensive stage first."""
 MAX_UTILISATION = 0.8
 WINDOW = (0.2, 0.9)
-"""The shares of the simulated requests between which they count."""
+"""Only requests between these shares of the simulation count."""
 _TOKENS, _LEAST_REQUESTS, _MOST_REQUESTS = 60_000, 400, 1500
 """The tokens of a simulated load, and bounds of its requests."""
 _CELL_REPLICAS = 6
-"""Of a larger load, the search simulates a cell: a part of it for which no stage needs many more replicas than this."""
+"""For a larger load, the search simulates a cell: a part of the load that needs about this many replicas of the busiest
+stage."""
 _MAX_DOUBLINGS = 6
 _GPU_TRIES, _NEAR_ENOUGH, _A_LITTLE_LESS = 6, 1.03, 0.995
 
@@ -26,7 +27,7 @@ _GPU_TRIES, _NEAR_ENOUGH, _A_LITTLE_LESS = 6, 1.03, 0.995
 @dataclass(frozen=True, slots=True)
 class StagePlan:
     """The replicas of one stage. `utilisation`: the load as a share of their capacity with full batches. `busy`: the
-    share of time in which a replica's busiest thread computes, which is higher, because a lower load has smaller
+    share of time in which a replica's busiest thread computes; it is higher, because a lower load has smaller
     batches."""
 
     name: str
@@ -40,7 +41,7 @@ class StagePlan:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The replicas that a load needs, and the simulation's prediction. `cell`: the simulated part of the load, 1 for
-    all of it. `cores`: of the machine that all stages share; None: each process has a core of its own."""
+    all of it. `cores`: of the machine that all stages share; None: each process has its own core."""
 
     load: LoadProfile
     slo: Slo
@@ -60,7 +61,7 @@ class Plan:
 
     @property
     def limiting_stage(self) -> str:
-        """Returns the stage that is nearest to its capacity."""
+        """Returns the stage nearest to its capacity."""
         return max(self.stages, key=lambda stage: stage.utilisation).name
 
     def stage(self, name: str) -> StagePlan:
@@ -69,9 +70,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """`cores`: of the machine that all processes share; None: each has a core of its own. `max_utilisation`: of any
-    stage. `seed`: of the arrivals. `say` gets a line for each simulation. Raises PlanError unless `max_utilisation` is
-    between 0 and 1 and `cores` is at least 1."""
+    """`cores`: of the machine that all processes share; None: each has its own core. `max_utilisation`: of any stage.
+    `seed`: of the arrivals. `say` gets a line for each simulation. Raises PlanError unless `max_utilisation` is between
+    0 and 1 and `cores` is at least 1."""
 
     cores: int | None = None
     max_utilisation: float = MAX_UTILISATION
@@ -86,8 +87,6 @@ class SearchOptions:
 
 
 class PlanSearch:
-    """Looks for the fewest replicas."""
-
     def __init__(self, costs: Costs, load: LoadProfile, slo: Slo, options: SearchOptions) -> None:
         self._costs = costs
         self._load = load
@@ -102,8 +101,8 @@ class PlanSearch:
         self._outcomes: dict[tuple[int | None, ...], Outcome] = {}
 
     def run(self) -> Plan:
-        """Returns a plan in which no stage can have fewer replicas while the others stay. Raises PlanError if no number
-        of replicas meets the SLO, or if the cores are too few."""
+        """Returns a plan in which no single stage can have fewer replicas. Raises PlanError if no number of replicas
+        meets the SLO, or if there are too few cores."""
         least = {stage: self._fewest(self._work[stage] * self._cell) for stage in STAGES}
         if self._options.cores is not None:
             self._check_cores(self._options.cores, least)
@@ -113,8 +112,7 @@ class PlanSearch:
         return self._plan(replicas, self._outcome(replicas, self._options.cores))
 
     def _check_cores(self, cores: int, replicas: Mapping[str, int]) -> None:
-        """Raises PlanError, with the fewest cores that are enough, if all stages together keep the cores busier than
-        `max_utilisation`."""
+        """Raises PlanError with the fewest sufficient cores if all stages together exceed `max_utilisation`."""
         most = self._options.max_utilisation
 
         def busy(count: int | None) -> float:
@@ -128,7 +126,7 @@ class PlanSearch:
         fewest = max(cores + 1, math.ceil(busy(None) / most))
         while not carry(fewest):
             fewest += 1
-        # Threads that wait for a core find more to do at once, and compute less in all.
+        # Fewer cores may suffice: waiting threads batch more work and compute less in total.
         while fewest - 1 > cores and carry(fewest - 1):
             fewest -= 1
         raise PlanError(
@@ -148,7 +146,7 @@ class PlanSearch:
         return self._outcomes[key]
 
     def _misses(self, replicas: Mapping[str, int]) -> list[tuple[str, float, float]]:
-        """Returns the names, figures and limits of the SLO that these replicas miss."""
+        """Returns (name, figure, limit) of each missed SLO."""
         outcome, slo = self._outcome(replicas, self._options.cores), self._slo
         counts = ", ".join(f"{stage} {count}" for stage, count in replicas.items())
         self._options.say(f"{counts}: TTFT p95 {outcome.ttft_p95:.3f} s, TPOT p95 {outcome.tpot_p95 or 0:.4f} s")
@@ -159,7 +157,7 @@ class PlanSearch:
         return [(name, value, limit) for name, value, limit in figures if limit is not None and value > limit]
 
     def _enough(self, least: Mapping[str, int]) -> dict[str, int]:
-        """Returns replicas of all stages that meet the SLO, doubled until they do."""
+        """Returns replicas that meet the SLO, doubling all stages until they do."""
         replicas = dict(least)
         tried = []
         for _ in range(_MAX_DOUBLINGS):
@@ -168,7 +166,7 @@ class PlanSearch:
                 return replicas
             tried.append(missed)
             replicas = {stage: 2 * count for stage, count in replicas.items()}
-        # Replicas that share cores hinder each other, so the most are not always the best.
+        # Replicas that share cores slow each other down, so the most are not always the best.
         nearest = min(tried, key=lambda missed: max(value / limit for _, value, limit in missed))
         where = "" if self._options.cores is None else f" on {self._options.cores} cores"
         raise PlanError(
@@ -179,7 +177,8 @@ class PlanSearch:
         )
 
     def _reduced(self, replicas: dict[str, int], stage: str, least: int) -> dict[str, int]:
-        """Returns the replicas with as few of one stage as meet the SLO: a binary search, for more never do worse."""
+        """Returns the replicas with one stage reduced as far as the SLO allows. A binary search, because more replicas
+        never do worse."""
         low, high = least, replicas[stage]
         while low < high:
             middle = (low + high) // 2
@@ -200,8 +199,8 @@ class PlanSearch:
         return Plan(self._load, self._slo, tuple(stages), outcome, self._cell, len(self._outcomes), self._options.cores)
 
     def _whole(self, in_cell: int, work: float) -> int:
-        """Returns the replicas for the whole load. A cell's only replica may have little to do; then the whole load
-        needs as many as its utilisation tells, not one for each cell."""
+        """Returns the replicas for the whole load. A single replica in a cell may be nearly idle, so the whole load
+        needs replicas by utilisation, not one per cell."""
         by_utilisation = self._fewest(work)
         return by_utilisation if in_cell == 1 else max(by_utilisation, math.ceil(in_cell / self._cell - 1e-9))
 
@@ -215,8 +214,8 @@ def make_plan(costs: Costs, load: LoadProfile, slo: Slo, options: SearchOptions 
 def plan_for_gpus(
     costs: Costs, load: LoadProfile, slo: Slo, gpus: int, options: SearchOptions = SearchOptions()
 ) -> Plan:
-    """Returns a plan for as much of this load as about `gpus` GPUs carry, and no more. Raises PlanError where no stage
-    has a GPU, or where so many are too few for a replica of each stage."""
+    """Returns a plan for the largest load of this kind that about `gpus` GPUs carry. Raises PlanError if no stage uses
+    a GPU, or if `gpus` is too few for a replica of each stage."""
     if gpus < 1:
         raise PlanError(f"gpus: must be at least 1, not {gpus}")
     if all(own.gpus == 0 for own in costs.reserved.values()):

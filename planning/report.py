@@ -10,13 +10,13 @@ from raylens.planning.plan import Plan
 
 
 def as_text(plan: Plan, costs: Costs, limits: Sequence[Ceiling], assumed: Mapping[str, float]) -> str:
-    """Returns the report: replicas, predicted times, ceilings if there are any, and assumptions."""
+    """Returns the report: replicas, predicted times, any ceilings, and assumptions."""
     parts = [_replicas(plan), _predicted(plan), _ceilings(limits), _sources(plan, costs, assumed)]
     return "\n\n".join(part for part in parts if part)
 
 
 def as_json(plan: Plan, costs: Costs, limits: Sequence[Ceiling], assumed: Mapping[str, float]) -> dict[str, Any]:
-    """Returns the same as a JSON document; times in seconds."""
+    """Returns the report as a JSON document; times in seconds."""
     outcome = plan.outcome
     return {
         "load": plan.load.model_dump(),
@@ -42,7 +42,7 @@ def as_json(plan: Plan, costs: Costs, limits: Sequence[Ceiling], assumed: Mappin
 
 
 def _table(*rows: Sequence[str]) -> str:
-    """Returns columns as wide as they need to be: the first to the left, the others to the right."""
+    """Returns aligned columns: the first to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *others in rows:

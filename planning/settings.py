@@ -1,4 +1,4 @@
-"""What the typed files of a plan have in common: no unknown field, and errors that name field, limit and value."""
+"""Base of a plan's typed files: unknown fields are errors, and errors name field, limit and value."""
 
 import json
 from collections.abc import Mapping
@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 
 class PlanError(ValueError):
-    """Something in a load, an SLO or a file of costs that cannot be planned with. The message names the field, its
-    limit and its value."""
+    """An invalid load, SLO or costs file. The message names the field, its limit and its value."""
 
 
 class PlanSettings(BaseModel):
@@ -35,7 +34,7 @@ def _problem(source: str, error: dict[str, Any]) -> str:
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """Returns what a JSON or YAML file holds. Raises PlanError unless that is fields with values."""
+    """Reads a JSON or YAML file. Raises PlanError unless it holds a mapping."""
     try:
         text = path.read_text()
         values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)

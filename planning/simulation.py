@@ -1,6 +1,6 @@
-"""A simulation of the pipeline in virtual time: requests pass through Ingress, Shared, Preprocess, Encode and Generate.
+"""Simulates the pipeline in virtual time: requests pass through Ingress, Shared, Preprocess, Encode and Generate.
 
-Each process takes the processor time that was measured for it. docs/planning.md says what is left out.
+Each process takes its measured CPU time. docs/planning.md lists the simplifications.
 """
 
 import random
@@ -22,11 +22,10 @@ _EVERYTHING = "everything"
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The replicas of each stage, one where `replicas` lacks the stage.
+    """The replicas of each stage; a stage missing in `replicas` has one.
 
-    `cores`: of the one machine that all processes share; None: each process has a core of its own. `has_client`:
-    whether the load's client is on that machine, too. `background_cores`: those that other programs take, besides the
-    idle server."""
+    `cores`: of the machine that all processes share; None: each process has its own core. `has_client`: the load's
+    client is on that machine, too. `background_cores`: used by other programs, besides the idle server."""
 
     replicas: Mapping[str, int] = field(default_factory=dict)
     cores: int | None = None
@@ -39,8 +38,8 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Figures of a simulated load, times in seconds. `utilisation`: of each stage, the share of the time in which a
-    replica's busiest thread computes. `mean_batch`: sequences that decode in a step of Generate."""
+    """Figures of a simulated load, times in seconds. `utilisation`: per stage, the share of the time in which a
+    replica's busiest thread computes. `mean_batch`: decoding sequences per Generate step."""
 
     answers: Sequence[Answer] = field(compare=False, repr=False)
     ttft_p50: float
@@ -54,7 +53,7 @@ class Outcome:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Returns the percentile by linear interpolation between the two nearest of the sorted values."""
+    """Returns the percentile, with linear interpolation."""
     ordered = sorted(values)
     position = (len(ordered) - 1) * percent / 100
     below = int(position)
@@ -63,7 +62,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 class _FrontDoor:
-    """A replica of Ingress with its proxy."""
+    """An Ingress replica with its proxy."""
 
     def __init__(self, pipeline: "Pipeline", machine: Machine) -> None:
         costs = pipeline.costs
@@ -73,7 +72,7 @@ class _FrontDoor:
 
 
 class Pipeline:
-    """All processes, and the way of a request through them."""
+    """All processes, and a request's path through them."""
 
     def __init__(self, costs: Costs, fleet: Fleet, seed: int) -> None:
         self.costs = costs
@@ -96,7 +95,7 @@ class Pipeline:
         self._to_generate = Router(self._generate, self._draw)
 
     def add(self, arrival: Arrival) -> Answer:
-        """Lets the request arrive at its moment."""
+        """Schedules the request's arrival."""
         door = self._draw.choice(self._doors)
         answer = Answer(arrival, door.relay)
         self.clock.after(arrival.moment, lambda: start(self._lead(answer, door)))
@@ -116,7 +115,7 @@ class Pipeline:
         await self._to_generate.call(lambda replica: replica.work(answer, num_tokens, share))
 
     async def _make(self, picture: Picture, share: float) -> None:
-        """Makes the embeddings of a new picture. Of a repeated one only the prompt has to be rendered."""
+        """Computes a new picture's embeddings. A repeated picture needs only the prompt's rendering."""
         shard = self._shards[picture.key % len(self._shards)]
         await shard.pass_through(self.costs.shared.work.of_picture(picture), share)
         if picture.is_repeated:
@@ -144,8 +143,7 @@ class Pipeline:
             answer.add_token(self.clock.now)
 
     def busy_seconds(self) -> dict[str, float]:
-        """Returns the processor seconds so far: of each stage those of each replica's busiest thread, and those of
-        everything."""
+        """Returns the CPU seconds so far: per stage, those of each replica's busiest thread; and the total."""
         return {
             "ingress": sum(door.ingress.busy_seconds for door in self._doors),
             "shared": sum(shard.busy_seconds for shard in self._shards),
@@ -164,9 +162,9 @@ class Pipeline:
 def simulate(
     costs: Costs, fleet: Fleet, load: Sequence[Arrival], *, seed: int = 0, window: tuple[float, float] = WHOLE
 ) -> Outcome:
-    """Returns the outcome of the requests of `load`, which are in the order of their moments. Equal arguments give
-    equal outcomes. `window`: the shares of the requests between which they count, because the first meet an empty
-    system, and none follow the last."""
+    """Returns the outcome of the requests in `load`, sorted by time. Equal arguments give equal outcomes. `window`:
+    only requests between these shares count, because the first ones meet an empty system, and none follow the last
+    ones."""
     pipeline = Pipeline(costs, fleet, seed)
     answers = [pipeline.add(arrival) for arrival in load]
     first = min(int(len(load) * window[0]), len(load) - 1)

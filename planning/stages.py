@@ -23,7 +23,7 @@ from raylens.planning.virtual_time import Action, Begin, Clock, start, until
 
 _NO_LIMIT = sys.maxsize
 _BLOCK_SIZE = sys.maxsize
-"""A block holds any sequence, so the KV cache has room for all that run."""
+"""A block fits any sequence, so the KV cache has room for all running sequences."""
 
 
 class _Replica(Protocol):
@@ -34,7 +34,7 @@ ReplicaT = TypeVar("ReplicaT", bound=_Replica)
 
 
 class Router(Generic[ReplicaT]):
-    """Chooses the less loaded of two random replicas that have less than `limit` in work."""
+    """Chooses the less loaded of two random replicas with fewer than `limit` calls."""
 
     def __init__(self, replicas: Sequence[ReplicaT], draw: random.Random, limit: int = _NO_LIMIT) -> None:
         self._replicas = {str(number): replica for number, replica in enumerate(replicas)}
@@ -43,7 +43,7 @@ class Router(Generic[ReplicaT]):
         self._waiting: deque[Action] = deque()
 
     async def call(self, work: Callable[[ReplicaT], Coroutine[Begin, None, None]]) -> None:
-        """Lets a replica work. Waits behind earlier calls while all replicas are full."""
+        """Runs `work` on a replica. Waits behind earlier calls while all replicas are full."""
         while (replica := self._choose()) is None:
             await until(self._waiting.append)
         replica.num_ongoing += 1
@@ -113,7 +113,7 @@ class EncodeReplica:
 class GenerateReplica:
     """Computes answers in the steps of `llm/scheduler.py` and `llm/step_budget.py`.
 
-    `engine` is the engine's thread; `loop` takes requests and sends tokens. The two share the interpreter."""
+    `engine` is the engine's thread; `loop` takes requests and sends tokens. They share the interpreter."""
 
     def __init__(
         self, clock: Clock, machine: Machine, costs: GenerateCosts, pass_on: Callable[[list[Answer]], None]
@@ -175,7 +175,7 @@ class GenerateReplica:
         return chunk.samples
 
     def _sampled(self, chunk: ScheduledChunk) -> Answer:
-        """Appends a token to the chunk's sequence, ends the sequence with its last token, and returns its answer."""
+        """Appends a token to the chunk's sequence, ends the sequence after its last token, and returns its answer."""
         sequence = chunk.sequence
         sequence.append_token(0)
         answer, then = self._running[sequence]

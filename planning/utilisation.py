@@ -7,13 +7,13 @@ from raylens.planning.load import LoadProfile, Picture
 
 
 def least_work(costs: Costs, load: LoadProfile) -> dict[str, float]:
-    """Returns how many replicas each stage keeps busy at least, with full batches: requests a second times the seconds
-    of a request (Lazowska et al., Quantitative System Performance, 1984, chapter 3). Each token counts as a piece, and
-    messages cost nothing, because the tokens of many answers share one."""
+    """Returns the least number of busy replicas per stage, with full batches: requests per second times the seconds of
+    a request (Lazowska et al., Quantitative System Performance, 1984, chapter 3). Each token counts as a piece.
+    Messages cost nothing, because the tokens of many answers share one."""
     rates = {False: load.picture_rate * (1 - load.repeated_share), True: load.picture_rate * load.repeated_share}
 
     def each(of_picture: Callable[[Picture], float], kinds: tuple[bool, ...] = (False, True)) -> float:
-        """Returns a cost of pictures, each second. `kinds`: False for new pictures, True for repeated ones."""
+        """Returns the pictures' cost per second. `kinds`: False for new pictures, True for repeated ones."""
         return sum(rates[kind] * of_picture(Picture(size, kind, 0)) for kind in kinds for size in load.megapixels)
 
     def new(of_picture: Callable[[Picture], float]) -> float:

@@ -9,12 +9,11 @@ from typing import Any
 
 Action = Callable[[], None]
 Begin = Callable[[Action], Any]
-"""Begins something that calls the action once it is done."""
+"""Starts an operation that calls the action at its end."""
 
 
 class Clock:
-    """Runs actions at their moments, simultaneous ones in the order of their submission. `now`: seconds since the
-    start."""
+    """Runs actions at their times, simultaneous ones in order of submission. `now`: seconds since the start."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -25,7 +24,6 @@ class Clock:
         heapq.heappush(self._queue, (self.now + seconds, next(self._numbers), action))
 
     def run(self) -> None:
-        """Runs until no action is left."""
         while self._queue:
             self.now, _, action = heapq.heappop(self._queue)
             action()
@@ -33,12 +31,12 @@ class Clock:
 
 @types.coroutine
 def until(begin: Begin) -> Generator[Begin, None, None]:
-    """Calls `begin` and suspends the coroutine until the action that `begin` gets is called."""
+    """Calls `begin` and suspends the coroutine until the action passed to `begin` is called."""
     yield begin
 
 
 def start(coroutine: Coroutine[Begin, None, None]) -> None:
-    """Runs a coroutine up to its next `until`; the awaited action runs it on from there."""
+    """Runs a coroutine up to its next `until`; the awaited action resumes it."""
     try:
         begin = coroutine.send(None)
     except StopIteration:

@@ -1,1 +1,1 @@
-"""Ray on this machine: its session, its processes and their environment, HAProxy, and what other users may reach."""
+"""Ray on this machine: its session, its processes and their environment, HAProxy, and the limits for other users."""

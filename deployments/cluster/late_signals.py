@@ -1,4 +1,4 @@
-"""Signals that ask this process to stop come after what must not be done by half."""
+"""Delays stop signals until a critical section ends."""
 
 import signal
 import threading
@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""The signals that ask a process to stop. A terminal that is closed sends SIGHUP."""
+"""The signals that ask a process to stop. A closing terminal sends SIGHUP."""
 
 
 @contextmanager
 def signals_later() -> Iterator[None]:
-    """Delays `STOP_SIGNALS` until the block ends. Their handlers then run at once. Only the main thread handles
-    signals, so in another thread this does nothing."""
+    """Delays `STOP_SIGNALS` until the block ends; then their handlers run at once. Does nothing outside the main
+    thread, which alone handles signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""How many files the server's processes may open: each connection of a client takes some of them."""
+"""Raises the limit of open files for the server's processes: each client connection takes some."""
 
 import resource
 
@@ -9,8 +9,8 @@ _ENOUGH = 2**16
 
 
 def allow_open_files() -> str | None:
-    """Lets this process, and those that it starts, open as many files as the server needs, or as the system allows.
-    Returns a warning where that is too few for the connections of the endpoint."""
+    """Raises this process's limit of open files, inherited by its children, to the server's need or the system's
+    maximum. Returns a warning if that is too few for the endpoint's connections."""
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most == resource.RLIM_INFINITY:
         most = _ENOUGH

@@ -1,10 +1,9 @@
-"""Bounds the connections that other users of this machine keep to the server's own ports.
+"""Limits the connections of other users of this machine to the server's own ports.
 
-Ray accepts any number of connections at its ports, and asks for its token only afterwards. So another user could fill
-the descriptors of the server's processes. Linux tells which user is at each end of a connection within the machine
-(sock_diag(7)). The process that started the others may copy their descriptors (pidfd_getfd(2)). Shutting a
-connection down through a copy ends it for its owner, too. Root's connections and those of other machines are not
-bounded."""
+Ray accepts any number of connections at its ports and checks its token only afterwards, so another user could exhaust
+the descriptors of the server's processes. Linux reports the user at each end of a local connection (sock_diag(7)). A
+parent process may copy its children's descriptors (pidfd_getfd(2)). Shutting down a copy ends the connection for its
+owner, too. Root's connections and those of other machines are not limited."""
 
 import ctypes
 import errno
@@ -27,7 +26,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 MOST = 100
 """Connections of one user to one port. Raylens keeps those with the lowest inode numbers, about the oldest."""
 _PERIOD_SECONDS = 0.1
-"""A look takes a millisecond, and 2 for each 1,000 connections of the machine."""
+"""A check takes a millisecond, plus 2 ms for each 1,000 connections of the machine."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PIDFD_GETFD = 438  # on every architecture; Python has no function for it
 _ROOT = 0
@@ -41,7 +40,7 @@ _RECEIVE_BYTES = 1 << 20
 _IPV4_IN_IPV6 = bytes(10) + b"\xff\xff"
 
 Address: TypeAlias = tuple[bytes, int]
-"""A host in network order, as IPv4 if it is IPv4 in IPv6, and a port."""
+"""A host in network byte order (IPv4-mapped addresses as IPv4) and a port."""
 
 
 class End(NamedTuple):
@@ -55,8 +54,8 @@ class End(NamedTuple):
 
 @contextmanager
 def bounded_connections(folder: Path, public_port: int) -> Iterator[None]:
-    """Bounds the connections to the processes of the server in `folder` while the block runs, but for those to
-    `public_port`, which are HAProxy's to bound."""
+    """Limits the connections to the processes of the server in `folder` while the block runs. HAProxy limits those to
+    `public_port`."""
     over, told = threading.Event(), set[tuple[int, int]]()
 
     def watch() -> None:
@@ -77,21 +76,21 @@ def bounded_connections(folder: Path, public_port: int) -> Iterator[None]:
 
 
 def close_excess(folder: Path, public_port: int, told: set[tuple[int, int]]) -> None:
-    """Closes connections of each other user to each port of the server in `folder`, beyond `MOST`. `told`: the users
-    and ports that the log has already. Raises OSError where this process may not."""
+    """Closes connections of other users to ports of the server in `folder`, beyond `MOST` per user and port. `told`:
+    the users and ports already logged. Raises OSError if this process lacks the permission."""
     many = _many_inodes(public_port)
     excess = {inode for inodes in many.values() for inode in sorted(inodes)[MOST:]}
     closed = {inode for pid in (pids_of(folder) if excess else ()) for inode in _shut_down(pid, excess)}
     for (user, port), inodes in many.items():
-        if (user, port) not in told and not closed.isdisjoint(inodes):  # else the port is another program's
+        if (user, port) not in told and not closed.isdisjoint(inodes):  # otherwise the port belongs to another program
             told.add((user, port))
             message = "user %d has opened %d connections to port %d, the limit is %d"
             logger.warning(message, user, len(inodes), port, MOST)
 
 
 def _many_inodes(public_port: int) -> dict[tuple[int, int], list[int]]:
-    """Returns the inodes of this user's ends of connections, by the other end's user and this end's port, where they
-    are more than `MOST`."""
+    """Returns the inodes of this user's connection ends by (other end's user, own port), for pairs with more than
+    `MOST`."""
     ends = [end for family in (socket.AF_INET, socket.AF_INET6) for end in _established(family)]
     own = os.geteuid()
     users = {(end.remote, end.local): end.user for end in ends if end.user not in (_ROOT, own)}
@@ -103,7 +102,7 @@ def _many_inodes(public_port: int) -> dict[tuple[int, int], list[int]]:
 
 
 def _established(family: socket.AddressFamily) -> Iterator[End]:
-    """Yields the ends of this network namespace's TCP connections. Raises OSError where the system does not tell."""
+    """Yields the ends of this network namespace's TCP connections. Raises OSError if the system refuses the query."""
     query = _QUERY.pack(family, socket.IPPROTO_TCP, 0, 1 << _ESTABLISHED)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
         kernel.send(_HEADER.pack(_HEADER.size + len(query), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 0, 0) + query)
@@ -132,9 +131,9 @@ def _host(family: int, host: bytes) -> bytes:
 
 
 def _shut_down(pid: int, inodes: set[int]) -> set[int]:
-    """Shuts down the process' sockets with these inodes. Returns the inodes that it had."""
+    """Shuts down the process's sockets among `inodes`. Returns the inodes found."""
     found = set[int]()
-    with suppress(FileNotFoundError, ProcessLookupError):  # it ends, or closes one of them
+    with suppress(FileNotFoundError, ProcessLookupError):  # the process ends or closes one of them
         pidfd = os.pidfd_open(pid)
         try:
             for entry in os.scandir(f"/proc/{pid}/fd"):
@@ -154,10 +153,10 @@ def _inode(link: str) -> int | None:
 def _shut_down_copy(pidfd: int, number: int, inodes: set[int]) -> None:
     copy = _LIBC.syscall(_PIDFD_GETFD, pidfd, number, 0)
     if copy < 0:
-        if ctypes.get_errno() == errno.EBADF:  # it has been closed meanwhile
+        if ctypes.get_errno() == errno.EBADF:  # closed meanwhile
             return
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     with socket.socket(fileno=copy) as connection:
-        if os.fstat(copy).st_ino in inodes:  # else the number is another socket's by now
-            with suppress(OSError):  # the other end was faster
+        if os.fstat(copy).st_ino in inodes:  # else another socket has the number by now
+            with suppress(OSError):  # the other end closed first
                 connection.shutdown(socket.SHUT_RDWR)

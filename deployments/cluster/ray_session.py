@@ -1,4 +1,4 @@
-"""One Ray session of this process, from its start to an end after which this process can end cleanly, too."""
+"""One Ray session of this process, with a clean end."""
 
 import logging
 import signal
@@ -22,10 +22,9 @@ _POLL_SECONDS = 0.2
 
 @contextmanager
 def ray_session(num_cpus: float, *, dashboard: bool = False, temp_dir: Path | None = None) -> Iterator[None]:
-    """Runs a Ray cluster of this machine, with this process as its driver. Its folder is in `temp_dir`, by default in
-    Ray's own place. A process may have several sessions, one after the other. Raises RuntimeError if Ray does not
-    start."""
-    # Imported only now: Ray reads its environment at import.
+    """Runs a Ray cluster of this machine with this process as its driver. `temp_dir`: parent of its folder, by default
+    Ray's own. A process may have several sessions, one after the other. Raises RuntimeError if Ray does not start."""
+    # Imported late, because Ray reads its environment at import.
     import ray
 
     try:
@@ -38,12 +37,12 @@ def ray_session(num_cpus: float, *, dashboard: bool = False, temp_dir: Path | No
 
 
 class NoRayError(RuntimeError):
-    """The Ray that this process has started has ended, or does not answer."""
+    """This process's Ray has ended or does not answer."""
 
 
 def ask_ray(call: Callable[[], ResultT], *, timeout_s: float) -> ResultT:
-    """Returns the result of `call`, which asks the Ray that this process has started. Ray itself waits for answers of a
-    cluster that has died, without a limit.
+    """Returns the result of `call`, a query to this process's Ray. Ray itself would wait for a dead cluster without a
+    limit.
 
     Raises NoRayError if Ray ends, and after `timeout_s`."""
     answered = threading.Event()
@@ -57,7 +56,7 @@ def ask_ray(call: Callable[[], ResultT], *, timeout_s: float) -> ResultT:
             errors.append(error)
         answered.set()
 
-    # A daemon: one that waits for ever is no reason for this process to stay.
+    # A daemon thread, so that a hung call does not keep this process alive.
     threading.Thread(target=ask, daemon=True).start()
     deadline = time.monotonic() + timeout_s
     while not answered.wait(_POLL_SECONDS):
@@ -70,7 +69,7 @@ def ask_ray(call: Callable[[], ResultT], *, timeout_s: float) -> ResultT:
 
 
 def check_ray() -> None:
-    """Raises NoRayError if a process has ended that the Ray of this process cannot do without."""
+    """Raises NoRayError if one of Ray's vital processes has ended."""
     if (ended := ended_vital_process()) is not None:
         kind, status = ended
         how = f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
@@ -79,8 +78,8 @@ def check_ray() -> None:
 
 @contextmanager
 def joined_cluster() -> Iterator[None]:
-    """Makes this process a driver of the Ray cluster that runs on this node. The cluster stays after the block. Raises
-    RuntimeError if no Ray runs here, or if it does not let this process in."""
+    """Makes this process a driver of the Ray cluster on this node. The cluster stays after the block. Raises
+    RuntimeError if no Ray runs here or Ray refuses the connection."""
     import ray
 
     try:
@@ -94,14 +93,14 @@ def joined_cluster() -> Iterator[None]:
 
 @contextmanager
 def _driver_starts() -> Iterator[None]:
-    """Around `ray.init`: a half-started driver can neither be stopped cleanly nor interrupted."""
+    """Wraps `ray.init`: a half-started driver can neither be stopped cleanly nor interrupted."""
     with no_driver_metrics(), signals_later(), own_sigterm_handler():
         yield
 
 
 def _join() -> None:
-    """Connects to Ray. Ray raises ConnectionError if it finds none here, and whatever comes up if the token is wrong;
-    this raises RuntimeError."""
+    """Connects to Ray. Raises RuntimeError, where Ray raises ConnectionError if none runs here, and various errors for
+    a wrong token."""
     import ray
 
     from raylens.deployments.ray_internals.driver_imports import DriverJob
@@ -115,8 +114,8 @@ def _join() -> None:
 
 
 def _start(num_cpus: float, dashboard: bool, temp_dir: Path | None) -> None:
-    """Starts Ray. Ray raises a plain Exception if one of its processes does not come up in time; this raises
-    RuntimeError."""
+    """Starts Ray. Raises RuntimeError, where Ray raises a plain Exception if one of its processes does not start in
+    time."""
     import ray
 
     from raylens.deployments.ray_internals.driver_imports import DriverJob

@@ -1,13 +1,13 @@
 """Finds the processes of a server on one machine, and ends them. Also a program: the keeper.
 
-`raylens serve` owns them. Each inherits the variable `_MARK`, which names the server's folder, whichever process
-started it. While the owner lives, it holds a lock on a file in that folder.
+`raylens serve` owns the processes. Each inherits the variable `_MARK`, which names the server's folder. The owner holds
+a lock on a file in that folder until it ends.
 
-An owner that ends in order ends Ray first, and kills what is left. If the owner dies in any other way, the kernel
-releases the lock. The keeper, a small process beside the owner, waits for that and kills the processes. If the keeper
-was killed, too, the next start finds processes of a folder that no owner has locked.
+An orderly owner stops Ray first and kills the remaining processes. If the owner dies otherwise, the kernel releases the
+lock. The keeper, a small process beside the owner, waits for the lock and kills the processes. If the keeper was
+killed, too, the next start finds processes whose folder no owner has locked.
 
-The keeper uses nothing but the standard library."""
+The keeper imports only the standard library."""
 
 import fcntl
 import os
@@ -22,15 +22,15 @@ from pathlib import Path
 _MARK = "RAYLENS_SERVER"
 _LOCK_FILE = "owner"
 _KILL_SECONDS = 5.0
-"""A killed process stays longer only where the kernel does not let go of it."""
+"""A killed process remains longer only if the kernel cannot release it."""
 _POLL_SECONDS = 0.02
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @contextmanager
 def owned_processes(folder: Path) -> Iterator[None]:
-    """Makes this process the owner of the server in `folder` while the block runs. After the block none of the server's
-    processes is left, nor if this process is killed."""
+    """Makes this process the owner of the server in `folder` while the block runs. All of the server's processes end
+    with the block, or with this process if it is killed."""
     with (folder / _LOCK_FILE).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         command = [sys.executable, "-I", "-S", __file__, str(folder)]
@@ -45,8 +45,8 @@ def owned_processes(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def marked(folder: Path) -> Iterator[None]:
-    """Marks the processes that this one starts during the block as those of the server in `folder`."""
-    # By default a process that changes its title, as Ray's do, overwrites its environment with it.
+    """Marks the processes started during the block as those of the server in `folder`."""
+    # By default, a process that changes its title, as Ray's do, overwrites its environment with it.
     variables = {_MARK: str(folder), "SPT_NOENV": "1"}
     os.environ.update(variables)
     try:
@@ -57,7 +57,7 @@ def marked(folder: Path) -> Iterator[None]:
 
 
 def kill_orphans() -> None:
-    """Kills this user's processes of servers whose owners have died."""
+    """Kills this user's server processes whose owners have died."""
     for folder in {folder for _, folder in _marked_processes()}:
         if not _has_owner(folder):
             _kill_all(folder)
@@ -69,7 +69,7 @@ def pids_of(folder: Path) -> list[int]:
 
 
 def _has_owner(folder: Path) -> bool:
-    """Returns whether the owner lives, or may live: out of a container its server's folder is not to be seen."""
+    """Returns whether the owner lives or may live: the folder may be invisible from here, inside a container."""
     try:
         with (folder / _LOCK_FILE).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -79,7 +79,7 @@ def _has_owner(folder: Path) -> bool:
 
 
 def _kill_all(folder: Path) -> None:
-    """Kills the server's processes, and those that these start meanwhile."""
+    """Kills the server's processes, including any started meanwhile."""
     deadline = time.monotonic() + _KILL_SECONDS
     while (pids := pids_of(folder)) and time.monotonic() < deadline:
         for pid in pids:
@@ -89,7 +89,7 @@ def _kill_all(folder: Path) -> None:
 
 
 def _marked_processes() -> Iterator[tuple[int, Path]]:
-    """Yields this user's processes of servers, each with its server's folder. Ended ones are left out."""
+    """Yields this user's running server processes, each with its server's folder."""
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if entry.stat().st_uid == os.geteuid():
@@ -100,8 +100,8 @@ def _marked_processes() -> Iterator[tuple[int, Path]]:
 
 
 def main() -> None:
-    """Waits until the owner of the server in the folder that is named has died, and kills the server's processes."""
-    for number in _STOP_SIGNALS:  # they may come to all processes at once
+    """Waits until the owner of the server in folder `argv[1]` has died, then kills the server's processes."""
+    for number in _STOP_SIGNALS:  # these may be sent to all processes at once
         signal.signal(number, signal.SIG_IGN)
     folder = Path(sys.argv[1])
     with (folder / _LOCK_FILE).open() as lock:

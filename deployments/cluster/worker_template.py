@@ -1,12 +1,12 @@
-"""A process that has imported torch and what else the stages need, and forks workers.
+"""A process that has imported torch and the stages' other libraries, and forks workers.
 
-Preprocess, Encode and Generate import the same libraries. That takes each of them three seconds of a core, most of what
-they do at their start. On one machine `raylens serve` starts this process beside Ray, so it has imported everything
-when the stages start, and these share its memory.
+Preprocess, Encode and Generate import the same libraries. The imports take each of them three seconds of a core, most
+of a stage's startup. On one machine, `raylens serve` starts this process beside Ray, so the imports are done when the
+stages start, and all stages share the memory.
 
-It imports nothing of Ray: Ray's library reads its environment when it is loaded, and has threads, which do not survive
-a fork. A worker imports Ray after the fork. torch starts its threads and looks for GPUs later, too: only stages
-without a GPU are forked.
+It does not import Ray: Ray's library reads its environment at import and starts threads, which do not survive a fork. A
+worker imports Ray after the fork. torch, too, starts its threads and looks for GPUs later: only stages without a GPU
+are forked.
 """
 
 import gc
@@ -30,21 +30,21 @@ from raylens.deployments.stages.free_memory import MALLOC_VARIABLES
 from raylens.deployments.stages.torch_setup import prepare_torch
 
 NUM_THREADS = 1
-"""How many CPUs a stage has that is forked. The libraries read the number of their threads when they are loaded."""
+"""CPUs of a forked stage. The libraries read their number of threads at import."""
 _MODULES = (
     *("raylens.preprocess.processor", "raylens.encoder.engine", "raylens.llm.engine", "raylens.deployments.config"),
-    *("fastapi", "google.protobuf.message", "grpc.aio", "jsonschema", "prometheus_client", "requests"),  # Ray's
+    *("fastapi", "google.protobuf.message", "grpc.aio", "jsonschema", "prometheus_client", "requests"),  # for Ray
 )
 
 
 @contextmanager
 def worker_template(folder: Path) -> Iterator[dict[str, str]]:
-    """Runs the template while the block runs. Yields the variables by which `start_worker` finds it."""
+    """Runs the template while the block runs. Yields the environment variables for `start_worker`."""
     path = folder / "worker-template.sock"
     variables = {"OMP_NUM_THREADS": str(NUM_THREADS), **MALLOC_VARIABLES}
     command = [sys.executable, "-P", "-m", "raylens.deployments.cluster.worker_template", str(path)]
     with ExitStack() as stack:
-        # An exception inside of Popen would leave a process that nobody ends.
+        # An exception inside Popen would leave an orphan.
         with signals_later():
             process = stack.enter_context(
                 subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | variables, process_group=0)
@@ -54,10 +54,10 @@ def worker_template(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def main() -> None:
-    """Imports all modules, then forks a worker for each connection to the socket that is named, until standard input
-    ends, as it does with the process that holds its other end."""
+    """Imports all modules, then forks a worker for each connection to the socket `argv[1]`. Ends with standard input,
+    and so with the parent process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # `raylens serve` ends it
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers that have ended leave nothing
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # avoids zombies
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(sys.argv[1])
         server.listen()
@@ -65,18 +65,18 @@ def main() -> None:
         for module in _MODULES:
             importlib.import_module(module)
         gc.collect()
-        gc.freeze()  # a collection in a worker would write to objects whose memory is shared
+        gc.freeze()  # a collection in a worker would write to shared memory pages
         while server in select.select([server, sys.stdin], [], [])[0]:
             _serve(server)
 
 
 def _serve(server: socket.socket) -> None:
-    """Forks the worker that the next connection asks for. In the worker this raises what the worker ends with, so that
-    it leaves `main` and the process ends like any other."""
+    """Forks the worker of the next connection. In the worker, this raises the worker's exit or error, which leaves
+    `main` and ends the process normally."""
     with server.accept()[0] as connection:
         try:
             order, files = _received(connection)
-        except (OSError, ValueError):  # it has ended meanwhile
+        except (OSError, ValueError):  # the client ended meanwhile
             return
         if os.fork() == 0:
             server.close()
@@ -96,7 +96,7 @@ def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _work(command: list[str], environment: dict[str, str], output: list[int]) -> NoReturn:
-    """Becomes the worker: runs Ray's program for one with the arguments that it has in `command`."""
+    """Becomes the worker: runs Ray's worker program with the arguments in `command`."""
     for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *output]):
         os.dup2(file, number)
         os.close(file)

@@ -1,1 +1,1 @@
-"""The state that all replicas of the ingress share, and its clients: items and their names, uploaded files."""
+"""State shared by all ingress replicas, and its clients: items, their names, and uploaded files."""

@@ -1,6 +1,6 @@
-"""This ingress' connections to the shards of what all ingresses share.
+"""This ingress's connections to the shards of the shared state.
 
-Every ingress ranks the shards alike for a key, so all of them ask the same shard for the same thing."""
+All ingresses rank the shards identically for a key, so they ask the same shard for the same item."""
 
 import asyncio
 import itertools
@@ -31,15 +31,15 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 _CONNECT_SECONDS = 5.0
 _PAUSE_SECONDS = 0.2
 _AWAY_SECONDS = 10.0
-"""How long a request waits for a shard to come back."""
+"""How long a request waits for a lost shard to return."""
 
 
 class ShardLostError(Exception):
-    """The connection to a shard ended before an answer came."""
+    """The connection to a shard ended before its answer arrived."""
 
 
 class Shards:
-    """The connections to all shards. `handles`: one of each shard's deployment, in order. Use it on one event loop."""
+    """The connections to all shards. `handles`: one deployment handle per shard, in order. Use it on one event loop."""
 
     def __init__(self, handles: Sequence[DeploymentHandle[Any]]) -> None:
         self._handles = {str(number): handle for number, handle in enumerate(handles)}
@@ -48,7 +48,7 @@ class Shards:
         self._tasks: list[asyncio.Task[None]] = []
 
     def open(self) -> None:
-        """Begins to keep a connection to each shard."""
+        """Starts to keep a connection to each shard."""
         self._tasks = [asyncio.create_task(self._keep_connected(shard)) for shard in self._handles]
 
     async def close(self) -> None:
@@ -57,18 +57,18 @@ class Shards:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def nearest(self, key: str) -> "ShardConnection":
-        """Returns the connection to the first shard in the key's ranking that is there. Raises StageUnavailableError if
-        none comes back."""
+        """Returns the connection to the first reachable shard in the key's ranking. Raises StageUnavailableError if no
+        shard returns in time."""
         return await self._present(lambda: self._nearest(key))
 
     async def owner(self, key: str) -> "ShardConnection":
-        """Returns the connection to the first shard in the key's ranking, for what no other one can know. Raises
-        StageUnavailableError if it does not come back."""
+        """Returns the connection to the first shard in the key's ranking, for state that only this shard holds. Raises
+        StageUnavailableError if the shard does not return in time."""
         first = rank(key, self._handles)[0]
         return await self._present(lambda: self._connections.get(first))
 
     def send(self, key: str, message: FromIngress) -> None:
-        """Sends to the nearest shard, if one is there."""
+        """Sends to the nearest shard; drops the message if no shard is reachable."""
         if (connection := self._nearest(key)) is not None:
             connection.send(message)
 
@@ -95,7 +95,7 @@ class Shards:
                 async with asyncio.timeout(_CONNECT_SECONDS):
                     address: PortAddress = await self._handles[shard].address.remote()
                     reader, writer = await connect(address)
-            except Exception:  # the shard is not there, for whatever reason
+            except Exception:  # the shard is unreachable, for any reason
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
             connection = self._connections[shard] = ShardConnection(shard, writer)
@@ -108,7 +108,7 @@ class Shards:
 
 
 class ShardConnection:
-    """A connection to one shard, and what was asked on it and is not closed yet."""
+    """A connection to one shard, with its open orders and calls."""
 
     def __init__(self, shard: str, writer: Writer) -> None:
         self._shard = shard
@@ -118,7 +118,7 @@ class ShardConnection:
         self._listeners: dict[int, OnPending] = {}
 
     async def run(self, reader: Reader) -> None:
-        """Hands out what the shard sends. Returns when the connection is lost, or something is wrong with it."""
+        """Dispatches the shard's messages. Returns when the connection is lost or invalid."""
         try:
             while True:
                 self._take(await read(reader, FROM_SHARD))
@@ -141,8 +141,8 @@ class ShardConnection:
     async def ask(
         self, message: Callable[[int], FromIngress], pins: ExitStack, on_pending: OnPending = lambda pending: None
     ) -> Any:
-        """Sends `message(number)` and returns its result. What this refers to stays until `pins` is closed. Raises
-        what the shard says, and ShardLostError."""
+        """Sends `message(number)` and returns its result. The shard keeps the referenced data until `pins` is closed.
+        Raises the shard's error, or ShardLostError."""
         number = next(self._numbers)
         pins.callback(self.send, Close(number))
         answer = self._answers[number] = asyncio.get_running_loop().create_future()

@@ -1,8 +1,7 @@
-"""Messages between the replicas of the ingress and what they share, as msgpack: data and no code, unlike Ray's own.
+"""Messages between ingress replicas and the shared state, as msgpack. Unlike Ray's own format, msgpack carries no code.
 
-Beside what msgpack has, a message may hold references, arrays, and objects of the dataclasses and errors below. No
-other class can come out of a message, and no field has another type than its class says: a wrong one would do its harm
-later, among the requests of others."""
+A message may also hold references, arrays, and objects of the dataclasses and errors below. Decoding creates no other
+class, and checks each field's type: a wrong type would fail later, in other clients' requests."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -48,28 +47,28 @@ _DATA: tuple[type[Any], ...] = (
 )
 _INVALID_FIELDS = ("reason", "field", "code", "status", "item")
 _STAGE_ERRORS = (StageUnavailableError, PlugInFailedError, StageFailedError)
-"""A kind before those that it is one of."""
+"""Subclasses before their base classes."""
 _REFERENCE, _ARRAY, _TUPLE, _INTEGER, _INVALID, _STAGE_ERROR, _CONTENT_MISSING, _FIRST_DATA = range(8)
-"""Codes of msgpack's extension types. Each class of `_DATA` has one of its own, from `_FIRST_DATA` on."""
+"""msgpack extension codes. Each class of `_DATA` has its own code, from `_FIRST_DATA` on."""
 _CODES = {kind: code for code, kind in enumerate(_DATA, _FIRST_DATA)}
 _FIELDS = {kind: [attrgetter(one.name) for one in fields(kind)] for kind in _DATA}
 _CHECKS = {kind: [type_check(get_type_hints(kind)[one.name]) for one in fields(kind)] for kind in _DATA}
 _MAX_DEPTH = 16
-"""The most extensions within each other, of which messages have eight. Each takes msgpack 40 kB of the stack."""
+"""Limit of nested extensions; real messages nest eight. Each level takes msgpack 40 kB of stack."""
 
 
 def pack(message: Message) -> bytes:
-    """Returns the frame of one message. Raises TypeError for what no message may hold."""
+    """Returns the frame of one message. Raises TypeError for a type that messages cannot hold."""
     return frame(_packed(message))
 
 
 async def read(reader: Reader, kinds: tuple[type[Any], ...]) -> Any:
-    """Returns the next message, which is of one of these kinds. Raises IncompleteReadError where the connection ends,
-    MalformedMessageError for what is no such message."""
+    """Returns the next message, an instance of one of `kinds`. Raises IncompleteReadError when the connection ends,
+    MalformedMessageError for any other message."""
     packed = await read_frame(reader)
     try:
         message = _unpacked(packed, _MAX_DEPTH)
-    except Exception as error:  # of msgpack, of numpy, of Ray or of a class
+    except Exception as error:  # from msgpack, numpy, Ray or a class
         raise MalformedMessageError(f"not a message: {error!r}") from error
     if not isinstance(message, kinds):
         raise MalformedMessageError(f"a {type(message).__name__}, which this end is not sent")
@@ -77,7 +76,7 @@ async def read(reader: Reader, kinds: tuple[type[Any], ...]) -> Any:
 
 
 def _packed(value: Any) -> bytes:
-    # A client's texts may hold half a surrogate pair, which JSON allows.
+    # A client's text may hold half a surrogate pair, which JSON allows.
     packed: bytes = msgpack.packb(value, default=_extension, strict_types=True, unicode_errors="surrogatepass")
     return packed
 
@@ -94,7 +93,7 @@ def _extension(value: Any) -> msgpack.ExtType:
         return msgpack.ExtType(_CODES[kind], _packed([get(value) for get in _FIELDS[kind]]))
     if kind is tuple:
         return msgpack.ExtType(_TUPLE, _packed(list(value)))
-    if kind is int:  # of more than 64 bits
+    if kind is int:  # over 64 bits
         return msgpack.ExtType(_INTEGER, str(value).encode())
     if isinstance(value, ObjectRef):
         return msgpack.ExtType(_REFERENCE, _packed(list(pack_reference(value))))

@@ -1,4 +1,4 @@
-"""The result of a call, and the value that may stand in for it while a stage still computes it."""
+"""The result of a call, with an early value that stands in while a stage computes it."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -13,15 +13,15 @@ Announce = Callable[[EarlyT], None]
 
 
 class EarlyResult(Generic[EarlyT, ResultT]):
-    """Runs `compute`, from now on. `compute` announces an early value, such as a reference to its result, once a
-    replica has taken its call, and again each time that another replica takes the call of one that died.
+    """Starts `compute` at once. `compute` announces an early value, such as a reference to its result, when a replica
+    takes its call, and again if that replica dies and another one takes over.
 
-    `early_of(result)`: the early value of a result that was never announced, such as a cache hit. `on_early` gets every
-    early value.
+    `early_of(result)`: the early value to report for a result that was never announced, such as a cache hit. `on_early`
+    gets every early value.
     """
 
     latest: EarlyT | None
-    """The last early value."""
+    """The latest early value."""
     _task: asyncio.Task[ResultT]
 
     def __init__(
@@ -37,27 +37,28 @@ class EarlyResult(Generic[EarlyT, ResultT]):
         self.start()
 
     def start(self) -> None:
-        """Computes again, if the result is lost."""
+        """Also restarts the computation after its result was lost."""
         self._has_early.clear()
         self.latest = None
         self._task = asyncio.create_task(self._compute(self._announce))
         self._task.add_done_callback(self._end)
 
     async def early(self) -> EarlyT:
-        """Waits for an early value and returns the last one. Raises what `compute` raises before the first one."""
+        """Waits for an early value and returns the latest one. Raises any error of `compute` that precedes the first
+        one."""
         await self._has_early.wait()
         return self._early_of(await self.result()) if self.latest is None else self.latest
 
     async def result(self) -> ResultT:
-        """Waits for the result. Raises what `compute` raises."""
+        """Waits for the result. Raises any error of `compute`."""
         return await asyncio.shield(self._task)
 
     def result_or(self, early: EarlyT) -> ResultT | EarlyT:
-        """Returns the result if it is there, else `early`."""
+        """Returns the result if it is ready, else `early`."""
         return self._task.result() if has_result(self._task) else early
 
     async def aclose(self) -> None:
-        """Cancels `compute`, unless it has ended."""
+        """Cancels `compute` if it is still running."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 

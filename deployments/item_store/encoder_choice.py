@@ -1,10 +1,10 @@
-"""Chooses where an item is encoded with `encode.placement: auto`: in a replica of Generate, or in the Encode stage.
+"""Chooses the encoder of an item with `encode.placement: auto`: a Generate replica or the Encode stage.
 
-Each item goes where it costs the least waiting, in seconds of all requests together. In both places the item itself
-waits. Beside answers that are being decoded, every one of them waits with it. A stage at rest has to start a replica
-first. So light loads are encoded in Generate, and Encode may rest. Heavy ones go to Encode.
+Each item goes to the place with the least added waiting, in seconds summed over all requests. The item itself waits in
+both places. In Generate, all decoding answers wait with it. A stage at rest must start a replica first. So light loads
+are encoded in Generate, and Encode may rest. Heavy loads go to Encode.
 
-All of this is measured, by each shard for itself, in the items that it sends."""
+Each shard measures all of this by its own items."""
 
 import math
 import time
@@ -20,23 +20,23 @@ from raylens.deployments.stages.stage_handles import StageHandles
 from raylens.deployments.wire.stage_messages import EmbeddingInfo
 
 _KEPT = 0.9
-"""The weight of what was known before, when an item brings news."""
+"""The weight of earlier measurements in an update."""
 _FIRST_START_SECONDS = 5.0
-"""How long a start is taken to last before one was seen."""
+"""Assumed duration of a replica's start until one is measured."""
 _DECODING_HALVES_SECONDS = 1.0
-"""Answers end without a word to this process: the number that was last heard of halves in this time."""
+"""This process is not told when answers end, so the last known count decays with this half-life."""
 
 
 class EncoderPlace:
-    """One deployment that encodes items. `stage` is its name in messages. `has_replica` tells whether it has a replica
-    that runs. Use the place on one thread, the event loop's."""
+    """One deployment that encodes items. `stage`: its name in messages. `has_replica` returns whether a replica is
+    running. Use it on the event loop's thread only."""
 
     def __init__(self, stage: str, handle: DeploymentHandle[Any], has_replica: Callable[[], bool]) -> None:
         self.stage = stage
         self.handle = handle
         self.has_replica = has_replica
         self._pending_pixels = 0
-        # Sums over the items sent, later ones weighing more.
+        # Exponentially decaying sums over the sent items.
         self._waited_seconds = 0.0
         self._waited_pixels = 0.0
         self._num_decoding = 0.0
@@ -44,7 +44,7 @@ class EncoderPlace:
         self._start_seconds = _FIRST_START_SECONDS
 
     def cost(self, num_pixels: int) -> float:
-        """Returns how many seconds requests would wait for one more item here, 0 as long as no item has been here."""
+        """Returns the seconds that requests would wait for one more item here; 0 before the first item."""
         pixels = self._pending_pixels + max(1, num_pixels)
         waiting = pixels * self._waited_seconds / self._waited_pixels if self._waited_pixels else 0.0
         halvings = (time.monotonic() - self._told_at) / _DECODING_HALVES_SECONDS
@@ -53,7 +53,7 @@ class EncoderPlace:
 
     @contextmanager
     def call(self, num_pixels: int) -> Iterator[Callable[[EmbeddingInfo], None]]:
-        """Counts one item until the block ends, in whatever way. Yields what is to be told the replica's answer."""
+        """Counts one item until the block ends. Yields a callback for the replica's answer."""
         pixels = max(1, num_pixels)
         self._pending_pixels += pixels
         pending_pixels, is_start, sent_at = self._pending_pixels, not self.has_replica(), time.monotonic()
@@ -63,7 +63,7 @@ class EncoderPlace:
             if is_start:
                 self._start_seconds = self._told_at - sent_at
                 return
-            # The item came behind others: all of them together had `pending_pixels`.
+            # The item queued behind others; together they had `pending_pixels`.
             seconds = info.transfer_seconds + info.queue_seconds + info.encode_seconds
             self._waited_seconds = _KEPT * self._waited_seconds + seconds
             self._waited_pixels = _KEPT * self._waited_pixels + pending_pixels
@@ -75,12 +75,12 @@ class EncoderPlace:
 
 
 def places_of(stages: StageHandles) -> list[EncoderPlace]:
-    """Returns the places where a model's items may be encoded."""
+    """Returns the places that can encode a model's items."""
     return [
         EncoderPlace(stage, handle, partial(has_running_replica, handle)) for stage, handle in stages.encoders.items()
     ]
 
 
 def cheapest(places: Sequence[EncoderPlace], num_pixels: int) -> EncoderPlace:
-    """Returns the place where one more item of so many pixels costs the least, the first one of equals."""
+    """Returns the place with the lowest cost for one more item of `num_pixels`, the first of equals."""
     return min(places, key=lambda place: place.cost(num_pixels))

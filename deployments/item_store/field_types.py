@@ -1,4 +1,4 @@
-"""Whether values are of the types that the fields of a dataclass are annotated with, those inside containers too."""
+"""Checks values against the annotated types of dataclass fields, including the contents of containers."""
 
 import types
 from collections.abc import Callable, Collection
@@ -8,7 +8,7 @@ Check = Callable[[Any], bool]
 
 
 def type_check(annotation: Any) -> Check:
-    """Returns what tells whether a value is of the annotated type."""
+    """Returns a predicate: is the value of the annotated type?"""
     kind, parts = get_origin(annotation), get_args(annotation)
     if annotation is Any:
         return lambda value: True
@@ -16,7 +16,7 @@ def type_check(annotation: Any) -> Check:
         return _any_of([type_check(part) for part in parts])
     if kind is dict:
         return _dict_of(*map(type_check, parts))
-    if kind in (list, tuple):  # a tuple of any length
+    if kind in (list, tuple):  # tuples of any length
         return _items_of(kind, type_check(parts[0]))
     return _instance_of(kind or annotation)
 

@@ -1,7 +1,7 @@
-"""Makes items, or finds them in a cache: content -> processed tensors -> embeddings, the tensors by reference only.
+"""Computes items or finds them in a cache: content -> processed tensors -> embeddings.
 
-The tensors never enter this process. What a stage returns belongs to the process that called the stage. The cached data
-lies in the object store, one copy a node, and outlives the replica that made it."""
+This process holds references only, never the tensors. The caller of a stage owns its results, so cached data outlives
+the replica that computed it. The object store keeps one copy a node."""
 
 import logging
 import time
@@ -42,8 +42,8 @@ StoredItems = ItemCache[StoredItem, PendingItem]
 
 
 class ItemMaker:
-    """One shard of the items: both caches, and the calls that fill them. Equal items that are ordered together are made
-    once. All models share the caches; each has stages of its own."""
+    """One shard of the items: both caches, and the calls that fill them. Concurrent orders of equal items share one
+    computation. All models share the caches; each has its own stages."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class ItemMaker:
         metrics: ItemMetrics,
         spans: Spans,
     ) -> None:
-        """`stages`: those of each model, by the `model` of its items' orders."""
+        """`stages`: those of each model, by the `model` of item orders."""
         self._spans = spans
         self._first: dict[str, OpenSpan] = {}
-        """Of each item that is being made, the span of the order that it is made for."""
+        """Per item in progress: the span of the order that started it."""
         self._contents: dict[str, dict[object, bytes | ObjectRef]] = {}
-        """Of each item with orders under way, the contents that these orders brought and that are not lost."""
+        """Per item in progress: the contents that its open orders brought, without lost ones."""
         self._stages = stages
         self._encoders = {model: places_of(own) for model, own in stages.items()}
         self._calls = calls
@@ -67,16 +67,16 @@ class ItemMaker:
         self.embeddings = _cache(config.embedding_cache_bytes // config.shards, metrics.encoder_cache)
 
     async def processed_of(self, order: ItemOrder) -> MadeItem:
-        """Returns the item processed but not encoded. Raises like `embeddings_of`."""
+        """Returns the processed item without embeddings. Raises like `embeddings_of`."""
         trace = ItemTrace()
         with self._watched(order, trace) as span:
             order = replace(order, context=span.context)
             return MadeItem(await self._with_content(order, lambda: self._processed(order, trace)), trace)
 
     async def embeddings_of(self, order: ItemOrder, on_pending: OnPending) -> MadeItem:
-        """Returns the item with its embeddings. If they do not exist yet, `on_pending` gets the item as soon as a
-        replica of Preprocess has taken it, and again as soon as a replica of Encode has. It gets the item once more
-        each time that another replica makes it because the first one died.
+        """Returns the item with its embeddings. For new embeddings, `on_pending` gets the item once a Preprocess
+        replica has taken it, and again once an Encode replica has. If one of them dies, `on_pending` gets the item
+        again from its replacement.
 
         Raises InvalidRequestError, a StageError, or ContentMissingError.
         """
@@ -96,17 +96,17 @@ class ItemMaker:
 
         with self._first_of(order, span) as first:
             stored, trace.was_encoded = await self.embeddings.get_or_create(order.mm_hash, create, on_pending)
-        if first is not span and not trace.was_encoded and not trace.times:  # it was made, and not for this order
+        if first is not span and not trace.was_encoded and not trace.times:  # computed, but for another order
             span.link(first.context)
             trace.made_for = first.context.request_id
         return stored
 
     async def _with_content(self, order: ItemOrder, make: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """Awaits `make()`. Meanwhile all orders of the item may use this order's content.
+        """Awaits `make()`. Meanwhile, all orders of the item may use this order's content.
 
-        `make()` may join work that began before this order brought its content, and that fails for want of it. It is
-        called again then. Work that begins later has this order's content, and fails only if that is lost: so each
-        further failure costs one of the item's contents, and their number bounds the calls.
+        `make()` may join earlier work that lacks this order's content and fails for that reason; then it is called
+        again. Later work has this order's content and fails only if that is lost. So each further failure uses up one
+        of the item's contents, and their number bounds the calls.
         """
         if order.content is None:
             return await make()
@@ -140,8 +140,8 @@ class ItemMaker:
 
     @contextmanager
     def _first_of(self, order: ItemOrder, span: OpenSpan) -> Iterator[OpenSpan]:
-        """Yields the span of the order that the item is made for. `span` is this order's, which is the first if none is
-        under way."""
+        """Yields the span of the order that started the item's computation; that is `span` if the item is not in
+        progress."""
         first = self._first.setdefault(order.mm_hash, span)
         try:
             yield first
@@ -151,8 +151,7 @@ class ItemMaker:
 
     @contextmanager
     def _watched(self, order: ItemOrder, trace: ItemTrace) -> Iterator[OpenSpan]:
-        """Makes a span of all that is done for an order. The span's context is the parent of what the stages do for the
-        item."""
+        """Opens a span over an order. The stages' spans for the item are its children."""
         missing = None
         attributes = {"raylens.modality": order.modality, "raylens.mm_hash": order.mm_hash}
         with in_request(order.context), self._spans.span("item", order.context, attributes) as span:
@@ -160,23 +159,23 @@ class ItemMaker:
                 yield span
                 logger.debug("%s %s: %s", order.modality, order.mm_hash, trace.origin or "made")
                 span.describe({"raylens.detail": trace.origin})
-            except ContentMissingError as error:  # an answer like any other
+            except ContentMissingError as error:  # not an error of the span
                 missing = error
                 span.describe({"raylens.detail": "its content is missing"})
         if missing is not None:
             raise missing
 
     def evict(self, mm_hash: str, lost: ObjectRef) -> None:
-        """Evicts an item from both caches, because the node that held its embeddings `lost` is gone. An item that has
-        been computed again since stays."""
+        """Evicts an item from both caches after the node with its embeddings `lost` is gone. Keeps an item that was
+        recomputed since."""
         entry = self.embeddings.peek(mm_hash)
         if entry is None or entry.ref == lost:
             self.embeddings.discard(mm_hash)
             self.processed.discard(mm_hash)
 
     def _check_model(self, order: ItemOrder, stage: str) -> None:
-        """Raises StageUnavailableError for a model that this shard has not heard of, which an update brings or takes
-        away."""
+        """Raises StageUnavailableError for a model that this shard does not know, during an update that adds or removes
+        it."""
         if order.model not in self._stages:
             raise StageUnavailableError(stage, f"the {stage} stage is not available")
 
@@ -218,7 +217,7 @@ class ItemMaker:
             return tensors, info
 
         async def give_up() -> None:
-            contents.pop(source, None)  # this one has gone with the ingress that sent it
+            contents.pop(source, None)  # its ingress is gone, and the content with it
             raise ContentMissingError
 
         tensors, info = await self._calls.send("preprocess", call, give_up)

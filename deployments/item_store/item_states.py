@@ -1,4 +1,4 @@
-"""What is known of an item on its way, from the order to the references to what the stages have made of it."""
+"""The states of an item, from the order to the references to the stages' results."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,12 +12,11 @@ from raylens.preprocess.schema import ItemInfo, StageTime
 
 @dataclass(frozen=True, slots=True)
 class ItemOrder:
-    """An item that a request needs. `mm_hash` names it in both caches. `model`: whose stages make it, by the suffix of
-    their names, see `AppConfig.by_suffix`.
+    """An item that a request needs. `mm_hash`: its key in both caches. `model`: its stages, by their name suffix, see
+    `AppConfig.by_suffix`.
 
-    `content` is None where the item has to be in a cache. It may be a reference to an array of its bytes. `request_id`:
-    the pipeline's. `context`: of the client's request. The other fields are those of
-    `raylens.deployments.wire.stage_messages.ItemJob`.
+    `content`: bytes, a reference to an array of bytes, or None to require a cached item. `request_id`: the pipeline's.
+    `context`: the client request's. The other fields are those of `raylens.deployments.wire.stage_messages.ItemJob`.
     """
 
     context: RequestContext
@@ -33,12 +32,12 @@ class ItemOrder:
 
 
 class ContentMissingError(Exception):
-    """An item has to be made, and its order has no content."""
+    """An item must be computed, but its order has no content."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """What both caches hold: an item's metadata and the reference to its tensors or its embeddings."""
+    """The value type of both caches: an item's metadata and the reference to its tensors or embeddings."""
 
     info: ItemInfo
     ref: ObjectRef
@@ -46,8 +45,8 @@ class StoredItem:
 
 @dataclass(frozen=True, slots=True)
 class PendingItem:
-    """An item that a stage still computes. The objects of the references, to its metadata and to its tensors or
-    embeddings, may not exist yet. `ref` is None until a replica of Encode has taken the item."""
+    """An item that a stage is still computing. Its references, to the metadata and to the tensors or embeddings, may be
+    unresolved. `ref` is None until an Encode replica has taken the item."""
 
     info: ItemInfo | ObjectRef
     ref: ObjectRef | None
@@ -55,9 +54,8 @@ class PendingItem:
 
 @dataclass(slots=True)
 class ItemTrace:
-    """What happened for one order: the times of the stages that worked for it, the stage that encoded it, and whether
-    each cache had the item. An order that joins another's work has only the time of the whole; `made_for` is the id of
-    that other request."""
+    """The history of one order: its stage times, the stage that encoded the item, and whether each cache had the item.
+    An order that joined another order's work has only the total time; `made_for` is the id of that other request."""
 
     times: list[StageTime] = field(default_factory=list)
     encoded_by: str | None = None
@@ -67,7 +65,7 @@ class ItemTrace:
 
     @property
     def origin(self) -> str:
-        """Returns where the item comes from, in words, or nothing if it was made for this order alone."""
+        """Returns the item's origin in words, empty if it was computed for this order alone."""
         if self.was_encoded:
             return "embeddings cached"
         if self.made_for:

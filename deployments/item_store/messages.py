@@ -1,6 +1,6 @@
-"""What the replicas of the ingress say to a shard of what they share, and what it answers.
+"""Messages between an ingress replica and a shard of the shared state.
 
-An order or a call has a number, by which its answers are known on their connection."""
+Each order or call has a number, which identifies its answers on the connection."""
 
 from dataclasses import dataclass
 from typing import Any, TypeAlias, get_args
@@ -12,7 +12,7 @@ from raylens.deployments.item_store.item_states import ItemOrder, MadeItem, Pend
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """An order of an item, processed only or with its embeddings."""
+    """An order of an item. `is_encoded`: with embeddings, else processed only."""
 
     number: int
     is_encoded: bool
@@ -21,7 +21,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class CallMethod:
-    """A call of one of the shard's methods, see `SharedState`."""
+    """A call of one of the shard's `SharedState.methods`."""
 
     number: int
     method: str
@@ -30,7 +30,7 @@ class CallMethod:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The ingress needs nothing more of an order or a call, and none of the objects that its answers refer to."""
+    """Closes an order or call: the ingress no longer needs its answers' referenced data."""
 
     number: int
 
@@ -54,7 +54,7 @@ class Remember:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A stage computes the item of an order."""
+    """A stage is computing the ordered item."""
 
     number: int
     item: PendingItem
@@ -62,7 +62,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What an order or a call gives: a MadeItem, or what the method returns."""
+    """The result of an order, a MadeItem, or of a call, the method's return value."""
 
     number: int
     value: MadeItem | Any

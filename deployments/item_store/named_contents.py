@@ -1,13 +1,12 @@
-"""The content hashes behind the names (`uuid`) that clients gave to their items."""
+"""Maps the names (`uuid`) that clients gave to items to content hashes."""
 
 from collections import OrderedDict
 
 
 class NamedContents:
-    """The content hash for each tenant's name. Too many names push out the least recently used ones.
+    """The content hash of each tenant's name. An LRU of `max_names` names.
 
-    A name stands for content and is never itself a cache key. So a client that guesses or repeats another tenant's name
-    does not get that tenant's data.
+    A name stands for content and is never a cache key, so a client cannot get another tenant's data by its name.
     """
 
     def __init__(self, max_names: int) -> None:
@@ -21,7 +20,7 @@ class NamedContents:
             self._hashes.popitem(last=False)
 
     def find(self, cache_salt: str, name: str) -> str | None:
-        """Returns the hash of what the tenant last sent under the name, None where it is not known."""
+        """Returns the hash of the tenant's latest content under the name, None if unknown."""
         found = self._hashes.get((cache_salt, name))
         if found is not None:
             self._hashes.move_to_end((cache_salt, name))

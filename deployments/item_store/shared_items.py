@@ -1,4 +1,4 @@
-"""The items of this ingress' requests, from the shards that all ingresses share."""
+"""Gets the items of this ingress's requests from the shared shards."""
 
 import logging
 from contextlib import ExitStack, suppress
@@ -19,13 +19,13 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 class ItemSource(Protocol):
-    """Where a request's items come from."""
+    """Source of a request's items."""
 
     async def embeddings_of(self, order: ItemOrder, on_pending: OnPending, pins: ExitStack) -> MadeItem:
-        """See `ItemMaker.embeddings_of`. What the references are to stays until `pins` is closed."""
+        """See `ItemMaker.embeddings_of`. The referenced data stays until `pins` is closed."""
 
     async def processed_of(self, order: ItemOrder) -> MadeItem:
-        """See `ItemMaker.processed_of`. Nothing keeps the tensors."""
+        """See `ItemMaker.processed_of`. The tensors are not kept."""
 
     def evict(self, mm_hash: str, lost: ObjectRef) -> None:
         """See `ItemMaker.evict`."""
@@ -38,7 +38,7 @@ class ItemSource(Protocol):
 
 
 class SharedItems:
-    """An ItemSource. The shard of an item is that of its hash; while it is away, the next one takes its place."""
+    """An ItemSource. An item's hash selects its shard; if that shard is down, the next in the ranking takes over."""
 
     def __init__(self, shards: Shards, items_recomputed: Counter) -> None:
         self._shards = shards
@@ -67,7 +67,7 @@ class SharedItems:
         raise unavailable()
 
     async def _order(self, order: ItemOrder, on_pending: OnPending, pins: ExitStack, *, is_encoded: bool) -> MadeItem:
-        """Sends the order, without its content if that is large, and with it once the shard says that it needs it."""
+        """Sends the order; sends a large content only after the shard reports it missing."""
         content = order.content
         is_large = isinstance(content, bytes) and len(content) > IN_MESSAGE_BYTES
         asked = replace(order, content=None) if is_large else order

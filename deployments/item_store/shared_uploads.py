@@ -1,4 +1,4 @@
-"""Uploaded files, from any ingress: a tenant's files are with the tenant's shard, and with no other."""
+"""Uploaded files, reachable from any ingress: one shard holds all files of a tenant."""
 
 from contextlib import ExitStack
 from functools import partial
@@ -11,7 +11,7 @@ from raylens.deployments.stages.object_contents import received, sent
 
 
 class SharedUploads:
-    """See `Uploads`. Each method raises StageUnavailableError, too, where the tenant's shard is away."""
+    """See `Uploads`. Each method also raises StageUnavailableError if the tenant's shard is down."""
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards

@@ -1,8 +1,8 @@
 """The SharedState deployment: a plain class, wrapped by `deployments/app.py`. Its replica is one shard.
 
-The replicas of the ingress have no state of their own. What they share is here, divided among the shards by hashes: the
-items and their caches, the names that clients gave to items, and uploaded files. An ingress keeps a connection to each
-shard open (`deployments/item_store/client.py`)."""
+Ingress replicas have no state of their own. The shards hold their shared state, divided by hashes: the items and their
+caches, the names that clients gave to items, and uploaded files. Each ingress keeps a connection to every shard
+(`deployments/item_store/client.py`)."""
 
 import asyncio
 import logging
@@ -45,14 +45,14 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 _REPORT_SECONDS = 0.5
 _MAX_NAMES = 65_536
-"""Names (`uuid`) of items, of all shards. Each takes some 200 bytes."""
+"""Names (`uuid`) of items, over all shards. Each takes some 200 bytes."""
 
 
 class SharedState(Replica):
-    """Shard `number`. The methods that an ingress may call by a message are those of `_methods`."""
+    """Shard `number`. An ingress may call the methods in `methods`."""
 
     def __init__(self, config: AppConfig, number: int, stages: Mapping[str, StageHandles]) -> None:
-        """`stages`: those of each model, by the suffix of their names, see `AppConfig.by_suffix`."""
+        """`stages`: those of each model, by their name suffix, see `AppConfig.by_suffix`."""
         self._spans = spans = start_replica("shared", config)
         for own in stages.values():
             route_on_this_loop(own.preprocess, *own.encoders.values())
@@ -76,7 +76,7 @@ class SharedState(Replica):
         skip_startup_objects()
 
     async def address(self) -> PortAddress:
-        """Returns where an ingress connects to."""
+        """Returns the address for ingress connections."""
         await self._opened
         return self._port.address
 
@@ -106,7 +106,7 @@ class SharedState(Replica):
 
 
 class _IngressConnection:
-    """The connection of one ingress. What its open orders and calls refer to is kept until they are closed, or it is
+    """The connection of one ingress. Keeps the data of open orders and calls until they are closed or the connection is
     lost."""
 
     def __init__(self, state: SharedState, reader: Reader, writer: Writer) -> None:
@@ -140,14 +140,14 @@ class _IngressConnection:
 
 
 class _Work:
-    """An order or a call that an ingress has not closed yet."""
+    """An open order or call of an ingress."""
 
     def __init__(self, state: SharedState, message: Ask | CallMethod, send: Callable[[Message], None]) -> None:
         self._state = state
         self._message = message
         self._send = send
         self._kept: list[object] = []
-        """What the ingress was told, with the references in it."""
+        """The answers so far; their references keep the data alive."""
         self._task = asyncio.create_task(self._answer())
 
     def close(self) -> None:

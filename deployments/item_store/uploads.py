@@ -1,6 +1,6 @@
-"""Files that clients send once and name in later requests. They lie on disk, each for the API key that sent it only.
+"""Files that clients upload once and name in later requests. Only the API key that uploaded a file can use it.
 
-Beside each file lies what is known of it, so that whoever keeps the folder next finds all of them."""
+A metadata file beside each upload on disk lets the folder's next owner find it."""
 
 import asyncio
 import json
@@ -20,13 +20,13 @@ from raylens.preprocess.schema import InvalidRequestError
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 FOLDER_VARIABLE = "RAYLENS_FOLDER"
-"""Names the variable with this user's folder on a node, for what the server keeps there. By default it is a temporary
-one, which does not outlive the process."""
+"""Environment variable: this user's folder on a node for the server's files. Default: a temporary folder that is
+deleted with the process."""
 _KNOWN = ".json"
 _MAX_FILES = 16384
-"""Files of all keys together. A shard lists its folder at the start, and each file takes two entries of the disk."""
+"""Files of all keys together. A shard lists its folder at startup, and each file takes two directory entries."""
 _MAX_FILES_PER_KEY = 1024
-"""Files of one API key. A sixteenth of all: no key takes the places of the others."""
+"""Files of one API key: a sixteenth of all, so one key cannot take every place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class Upload:
 
 
 class Uploads:
-    """The uploads of one shard's tenants, in a folder of this user alone. Use it on one event loop. Threads use the
-    disk."""
+    """The uploads of one shard's tenants, in a folder that only this user may enter. Use it on one event loop. Disk
+    access runs on threads."""
 
     def __init__(
         self,
@@ -64,14 +64,14 @@ class Uploads:
             parent = self._temporary.name
         self._folder = Path(parent) / f"uploads-{shard}"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Files that are still being written count, too, but no request sees them.
+        # Includes files that are still being written, which count but are not visible to requests.
         self._by_tenant: dict[str, dict[str, Upload]] = {}
         self._written: set[str] = set()
         self.num_bytes = 0
         self._take_over()
 
     def _take_over(self) -> None:
-        """Finds the files that are in the folder already. What was not written to its end goes."""
+        """Loads the uploads that are already in the folder and deletes incomplete ones."""
         whole: set[Path] = set()
         for known in self._folder.glob(f"*{_KNOWN}"):
             try:
@@ -92,9 +92,9 @@ class Uploads:
     async def add(
         self, tenant: str, filename: str, purpose: str, content: bytes, *, max_age_s: float | None = None
     ) -> Upload:
-        """`max_age_s`: when the client wants the file deleted; never later than the settings say.
+        """`max_age_s`: the client's wish; the settings bound it.
 
-        Raises InvalidRequestError for an empty or too large file, or where there is no room for one more.
+        Raises InvalidRequestError for an empty or too large file, or if there is no room for one more.
         """
         try:
             check_size(content, limits=self._limits)
@@ -125,7 +125,7 @@ class Uploads:
         return upload
 
     def _write(self, tenant: str, upload: Upload, content: bytes) -> None:
-        """Runs on a thread. If the client has left meanwhile, the thread deletes what it has written."""
+        """Runs on a thread. Deletes the file again if the client left meanwhile."""
         self._path(upload).write_bytes(content)
         self._known(upload).write_text(json.dumps({"tenant": tenant, **asdict(upload)}))
         if upload.file_id not in self._by_tenant.get(tenant, {}):
@@ -145,7 +145,7 @@ class Uploads:
         return [one for one in self._by_tenant.get(tenant, {}).values() if one.file_id in self._written]
 
     async def get(self, tenant: str, file_id: str) -> Upload:
-        """Raises InvalidRequestError, with status 404, for a file that is not there, or not this tenant's."""
+        """Raises InvalidRequestError with status 404 if the file does not exist or belongs to another tenant."""
         await self._delete_old()
         upload = self._by_tenant.get(tenant, {}).get(file_id)
         if upload is None or file_id not in self._written:
@@ -184,7 +184,7 @@ class Uploads:
         return self._folder / upload.file_id
 
     def _known(self, upload: Upload) -> Path:
-        """Returns the file with what is known of an upload."""
+        """Returns the path of an upload's metadata file."""
         return self._folder / f"{upload.file_id}{_KNOWN}"
 
 

@@ -1,1 +1,1 @@
-"""The metrics of the application's processes: definitions, the exporter of each node, and Prometheus' way to them."""
+"""The metrics of the application's processes: definitions, each node's exporter, and recording."""

@@ -1,7 +1,7 @@
 """Names, units, tags and buckets of every metric; docs/metrics.md explains them.
 
-A metric that means what one of vLLM's metrics means has the same name, so that dashboards carry over. All are exported
-with `raylens_` in front."""
+A metric with the same meaning as one of vLLM's has the same name, so dashboards carry over. Exported names start with
+`raylens_`."""
 
 import time
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from raylens.llm.outputs import EngineStats
 
 MODALITIES = ("text", "image", "video", "image+video")
-"""The modalities of a request: of all that its prompt has besides text."""
+"""The modality of a request: all item kinds in its prompt, or text."""
 ITEM_MODALITIES = ("image", "video")
 STAGES = ("shared", "preprocess", "encode", "generate")
 ADMISSION_REASONS = ("bytes", "pixels", "queue", "queue_of_key", "queue_seconds")
@@ -35,9 +35,9 @@ _ENGINE_COUNTS = (
     "num_draft_tokens",
     "num_accepted_tokens",
 )
-"""What GenerateMetrics counts by the engine's own counts, which have the same names."""
+"""Counters of GenerateMetrics with the names of the engine's own counts."""
 MAX_API_KEYS = 100
-"""Keys with series of their own. All others together are OTHER_KEYS, which is no name of a key."""
+"""Keys with their own series. All others share OTHER_KEYS, which is no valid key name."""
 OTHER_KEYS = "(others)"
 
 _LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -48,8 +48,6 @@ _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class ReplicaMetrics:
-    """What every replica says of itself."""
-
     def __init__(self) -> None:
         self.starts = Counter("replica_starts", "replicas", "Replicas started")
         self.start_time = Gauge("replica_start_time_seconds", "s since 1970", "When the replica was started")
@@ -62,7 +60,7 @@ class ReplicaMetrics:
 
 
 class RequestTimes:
-    """How long whole requests and their parts take."""
+    """Durations of whole requests and of their parts."""
 
     def __init__(self, models: Sequence[str]) -> None:
         self.time_to_first_token = Histogram(
@@ -117,8 +115,6 @@ class RequestTimes:
 
 
 class ApiKeyUse:
-    """What is asked with each API key."""
-
     def __init__(self, api_keys: Sequence[str]) -> None:
         api_keys = api_keys[:MAX_API_KEYS]
         self._named = set(api_keys)
@@ -131,14 +127,14 @@ class ApiKeyUse:
         )
 
     def label(self, api_key: str) -> str:
-        """Returns the label of an API key: its name, or OTHER_KEYS once enough keys have series of their own."""
+        """Returns the label of an API key: its name, or OTHER_KEYS once MAX_API_KEYS keys have series."""
         if api_key not in self._named and len(self._named) < MAX_API_KEYS:
             self._named.add(api_key)
         return api_key if api_key in self._named else OTHER_KEYS
 
 
 class EndpointState:
-    """What waits at the endpoint now, what it has given away, and what it knows of the stages."""
+    """The endpoint's queues, admission budgets, and view of the stages."""
 
     def __init__(self) -> None:
         self.open_http_requests = Gauge("open_http_requests", "requests", "Requests that are not answered yet")
@@ -163,20 +159,20 @@ class EndpointState:
         self.admission_waiting.set(num_waiting)
 
     def report_budget(self, used: object, limit: object) -> None:
-        """`used`, `limit`: what of a budget is taken, and all of it: objects with an attribute for each resource."""
+        """`used`, `limit`: objects with an attribute for each resource."""
         for resource in RESOURCES:
             self.admission_used.set(getattr(used, resource), resource=resource)
             self.admission_limit.set(getattr(limit, resource), resource=resource)
 
     def report_stage(self, model: str, stage: str, *, is_ready: bool, age_s: float | None) -> None:
-        """`age_s`: how long ago the stage gave a sign of life, None if it never has."""
+        """`age_s`: seconds since the stage's last sign of life, None without one."""
         self.stage_ready.set(is_ready, model=model, stage=stage)
         if age_s is not None:
             self.stage_heartbeat_age.set(age_s, model=model, stage=stage)
 
 
 class IngressMetrics:
-    """The metrics of the ingress: whole requests, in number and in time, and the endpoint's state."""
+    """The metrics of the ingress: counts and durations of whole requests, and the endpoint's state."""
 
     def __init__(
         self,
@@ -184,8 +180,8 @@ class IngressMetrics:
         errors: Sequence[tuple[str, str]] = (),
         api_keys: Sequence[str] = (),
     ) -> None:
-        """`models`: the names of the served models. `errors`: the stage and the code of errors that may happen.
-        `api_keys`: the names of the keys that there are."""
+        """`models`: names of the served models. `errors`: (stage, code) of possible errors. `api_keys`: names of the
+        existing keys."""
         self.times = RequestTimes(models)
         self.api_keys = ApiKeyUse(api_keys)
         self.state = EndpointState()
@@ -237,7 +233,7 @@ class IngressMetrics:
 
 
 class ItemMetrics:
-    """The metrics of a shard: both caches, what they are filled with, and uploaded files."""
+    """The metrics of a shard: both caches, their contents, and uploaded files."""
 
     def __init__(self) -> None:
         self.items_recomputed = _items_recomputed()
@@ -280,8 +276,6 @@ class CacheMetrics:
 
 
 class PreprocessMetrics:
-    """The metrics of the preprocess stage."""
-
     def __init__(self) -> None:
         self.pending_pixels = Gauge("preprocess_pending_pixels", "pixels", "Pixels of items not answered yet")
         self.waiting_items = Gauge("preprocess_waiting_items", "items", "Items that wait for the processor")
@@ -291,7 +285,7 @@ class PreprocessMetrics:
 
 
 class RemoteBytes:
-    """The bytes that a stage got from other nodes."""
+    """The bytes that a stage received from other nodes."""
 
     def __init__(self, edge: str) -> None:
         self._edge = edge
@@ -302,8 +296,6 @@ class RemoteBytes:
 
 
 class EncodeMetrics:
-    """The metrics of the encode stage."""
-
     def __init__(self) -> None:
         self.batch_size = Histogram("encoder_batch_size", "items", "Batch size as each item saw it", _BATCH_BUCKETS)
         self.items_total = Counter(
@@ -319,8 +311,6 @@ class EncodeMetrics:
 
 
 class GenerateMetrics:
-    """The metrics of the generate stage."""
-
     def __init__(self) -> None:
         self.num_running = Gauge("num_requests_running", "sequences", "Sequences in the running batch")
         self.num_waiting = Gauge("num_requests_waiting", "sequences", "Sequences waiting for a place in it")
@@ -339,7 +329,7 @@ class GenerateMetrics:
         self._reported: EngineStats | None = None
 
     def report(self, stats: "EngineStats") -> None:
-        """Sets the gauges, and brings the counters up to the engine's own counts."""
+        """Sets the gauges and advances the counters to the engine's own counts."""
         self.num_running.set(stats.num_running)
         self.num_waiting.set(stats.num_waiting)
         self.num_lacking_tokens.set(stats.num_lacking_tokens)

@@ -1,5 +1,5 @@
-"""The codes of errors, which begin at 0 in the metrics. One that is missing here is counted, too, but its first count
-goes unseen: Prometheus sees a series grow only once it is there. The tests look for missing ones in the code."""
+"""Error codes whose series start at 0 in the metrics. An error with another code is counted, too, but Prometheus misses
+its first count, because a rate needs an existing series. The tests check this list against the code."""
 
 from itertools import product
 
@@ -60,18 +60,18 @@ _CLIENT_CODES = (
     "video_too_short",
     "video_too_small",
 )
-"""Of errors that the client can mend, or of the ingress itself."""
+"""Errors that the client can fix, and the ingress's own."""
 _STAGE_CODES = ("stage_unavailable", "StageFailedError")
 _OWN_CODES = {
     "preprocess": ("plug_in_failed", "chat_template_failed"),
     "encode": ("plug_in_failed",),
     "generate": ("adapter_failed", "chat_template_failed"),
 }
-"""Of what an operator brings: plug-ins, adapters and checkpoints."""
+"""Errors of the operator's plug-ins, adapters and checkpoints."""
 
 
 def known_errors() -> list[tuple[str, str]]:
-    """Returns the stage and the code of each known error."""
+    """Returns (stage, code) of each known error."""
     ingress = [*_CLIENT_CODES, *(f"overloaded_{reason}" for reason in ADMISSION_REASONS)]
     of_operators = [(stage, code) for stage, codes in _OWN_CODES.items() for code in codes]
     return [*product(["ingress"], ingress), *product(STAGES, _STAGE_CODES), *of_operators]

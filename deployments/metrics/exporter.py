@@ -1,10 +1,10 @@
-"""A node's metrics in Prometheus' text format, over HTTP: of all replicas there, those that have ended included.
+"""Serves a node's metrics in Prometheus' text format over HTTP, for all replicas of the node, including ended ones.
 
     python exporter.py FOLDER HOST PORT
 
-It reads the files that `deployments/metrics/recording.py` has replicas write, and ends with its standard input, that is
-with the replica that started it. It imports nothing of the application, so that it takes little memory. Where PORT is 0
-or taken, it takes a free one. FOLDER/exporter.address says which."""
+It reads the files that replicas write through `deployments/metrics/recording.py`. It ends when its standard input
+closes, together with its parent replica. It imports nothing of the application, to save memory. If PORT is 0 or taken,
+it uses a free port. FOLDER/exporter.address holds the address."""
 
 import fcntl
 import json
@@ -31,19 +31,19 @@ LOCK_SUFFIX = ".alive"
 ADDRESS_FILE = "exporter.address"
 _KEPT_KINDS = {"counter": "counter", "histogram": "histogram"}
 _KINDS = {**_KEPT_KINDS, "gauge": "gauge_all"}
-"""The kinds of metrics, with what the names of their files begin with. Of a replica that has ended, only some count."""
+"""The kinds of metrics with the prefixes of their files. An ended replica keeps only `_KEPT_KINDS`."""
 _MAX_CONNECTIONS = 100
 _SILENT_SECONDS = 5.0
 
 Labels = tuple[tuple[str, str], ...]
 Key = tuple[str, str, str, Labels]
-"""A series: the kind, name and description of its metric, and its labels. A bucket of a histogram is one of its own."""
+"""A series: the kind, name and description of its metric, and its labels. Each histogram bucket is its own series."""
 Values = defaultdict[Key, defaultdict[str, float]]
-"""By series, the value of each of its samples by the sample's name."""
+"""Per series: the value of each sample by name."""
 
 
 class NodeCollector(Collector):
-    """Reads the folder of one node. `node`: the address by which the cluster knows it, a label of every series."""
+    """Reads the folder of one node. `node`: the node's cluster address, a label of every series."""
 
     def __init__(self, folder: Path, node: str) -> None:
         self._folder = folder
@@ -118,7 +118,6 @@ def _parsed(text: str) -> tuple[str, str, Labels, str]:
 
 
 def _is_held(lock: Path) -> bool:
-    """Returns whether a process holds the file's lock."""
     with lock.open("r+") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -128,8 +127,8 @@ def _is_held(lock: Path) -> bool:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """Has a thread for each connection. One connection more than it may have ends the oldest: everybody who reaches the
-    port may connect, and most of those that stay are idle."""
+    """One thread per connection. Beyond the limit, a new connection closes the oldest: everybody who reaches the port
+    may connect, and long-lived connections are mostly idle."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -155,7 +154,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing: the client was silent for too long, or has left."""
+        """No output: the client was silent for too long, or has left."""
 
 
 class _IPv6Server(_Server):
@@ -166,11 +165,11 @@ class _Handler(WSGIRequestHandler):
     timeout = _SILENT_SECONDS
 
     def log_message(self, *arguments: object) -> None:
-        """Says nothing."""
+        """No output."""
 
 
 def _serve(collector: Collector, host: str, port: int) -> int:
-    """Serves on `port`, or on a free one where it is taken. Returns the port."""
+    """Serves on `port`, or on a free port if it is taken. Returns the port."""
     registry = CollectorRegistry()
     registry.register(collector)
     make = partial(make_server, host, app=make_wsgi_app(registry), handler_class=_Handler)

@@ -1,10 +1,10 @@
-"""Counters, gauges and histograms with the labels of the process that records them.
+"""Counters, gauges and histograms with the labels of the recording process.
 
-They are prometheus_client's. In a replica `deployments/metrics/recording.py` has prometheus_client keep their values in
-files of the node, so that what a process has counted outlives the process. Elsewhere they stay in memory.
+They wrap prometheus_client's. In a replica, `deployments/metrics/recording.py` makes prometheus_client keep the values
+in files of the node, so counts survive the process. Elsewhere, values stay in memory.
 
-Counters and histograms of all replicas of a deployment on one node are one series: a dead replica leaves no series
-behind, and no count goes back. Gauges are each replica's own, and end with it."""
+All replicas of a deployment on one node share their counter and histogram series: a dead replica leaves no stale
+series, and no count decreases. Each replica has its own gauges, which end with it."""
 
 from bisect import bisect_left
 from collections import Counter as Tally
@@ -53,8 +53,8 @@ class Instrument(Generic[MetricT]):
 
 
 class Cumulative(Instrument[MetricT]):
-    """A number that only grows. Each further argument is a tag, with those of its values that are known beforehand:
-    their series are 0 from the start, since Prometheus does not see the first count of a series that begins with it."""
+    """A metric that only grows. Each keyword argument is a tag with its known values. Their series start at 0, because
+    Prometheus misses the first count of a series that starts with it."""
 
     def __init__(self, name: str, unit: str, description: str, **tags: Sequence[str]) -> None:
         super().__init__(name, unit, description, *tags)
@@ -75,7 +75,7 @@ class Counter(Cumulative[prometheus_client.Counter]):
 
 
 class Gauge(Instrument[prometheus_client.Gauge]):
-    """A number that goes up and down. A replica's series begin when it is set, and end with the replica."""
+    """A number that goes up and down. A replica's series starts when it is set, and ends with the replica."""
 
     kind = "gauge"
     process_labels = ("application", "deployment", "replica")
@@ -89,14 +89,14 @@ class Gauge(Instrument[prometheus_client.Gauge]):
 
 class HistogramSeries(prometheus_client.Histogram):
     def observe_all(self, values: Sequence[float]) -> None:
-        """Observes all of them at a tenth of the cost of one by one."""
+        """Observes all values at a tenth of the cost of single calls."""
         self._sum.inc(sum(values))
         for index, number in Tally(bisect_left(self._upper_bounds, value) for value in values).items():
             self._buckets[index].inc(number)
 
 
 class Histogram(Cumulative[HistogramSeries]):
-    """A distribution. `buckets`: their upper bounds, in `unit`."""
+    """A distribution. `buckets`: upper bounds, in `unit`."""
 
     kind = "histogram"
 

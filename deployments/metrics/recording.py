@@ -1,10 +1,11 @@
-"""Where this process keeps what it records: in files of a folder that all replicas on a node share.
+"""Records this process's metrics in files of a folder that all replicas on a node share.
 
-prometheus_client maps the files into memory (its multiprocess mode), so recording takes about a microsecond, and what a
-replica has counted is there when it has died, by whatever death. Beside its files each replica holds a lock, which ends
-with it: by that the node's exporter knows who lives (`deployments/metrics/exporter.py`).
+prometheus_client maps the files into memory (its multiprocess mode), so recording takes about a microsecond, and a
+replica's counts survive any kind of death. Each replica also holds a file lock until it ends, so the node's exporter
+knows the live replicas (`deployments/metrics/exporter.py`).
 
-One replica of each node keeps the exporter running. When it ends, the exporter ends with it, and another takes over."""
+One replica of each node runs the exporter. When that replica ends, the exporter ends, too, and another replica takes
+over."""
 
 import fcntl
 import logging
@@ -32,12 +33,12 @@ _EXPORTER = Path(__file__).with_name("exporter.py")
 _PAUSE_SECONDS = 1.0
 
 _held: list[IO[str]] = []
-"""The open files whose locks this process holds until it ends."""
+"""Open files whose locks this process holds until it ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLabels:
-    """Which replica this process is; empty texts outside of a replica."""
+    """The identity of this replica; empty outside a replica."""
 
     application: str = ""
     deployment: str = ""
@@ -57,12 +58,12 @@ def replica_labels() -> ReplicaLabels:
 
 
 def metrics_folder() -> Path:
-    """Returns this node's folder, which belongs to the running session of Ray."""
+    """Returns this node's folder, which belongs to the running Ray session."""
     return session_folder() / "raylens-metrics"
 
 
 def record_metrics(config: MetricsConfig) -> None:
-    """Has this replica record its metrics for its node's exporter. Call it before any metric is made."""
+    """Makes this replica record its metrics for its node's exporter. Call it before creating any metric."""
     own = replica_labels()
     if not own.replica:
         return
@@ -77,19 +78,21 @@ def record_metrics(config: MetricsConfig) -> None:
 
 
 def _locked(path: Path) -> IO[str]:
-    """Waits until no other process holds the file's lock. Returns the file, which holds it until it is closed."""
+    """Waits for the file's lock. Returns the file, which holds the lock until it is closed."""
     file = path.open("w")
     fcntl.lockf(file, fcntl.LOCK_EX)
     return file
 
 
 def _keep_exporter(folder: Path, host: str, port: int) -> None:
-    """Runs on a thread: waits until no other replica of the node keeps an exporter, and then keeps one."""
+    """Runs on a thread: waits until no other replica of the node runs an exporter, then runs one."""
     _held.append(_locked(folder / "exporter.lock"))
     environment = {name: value for name, value in os.environ.items() if name != _FILES_VARIABLE}
     command = [sys.executable, "-P", str(_EXPORTER), str(folder), host, str(port)]
     while True:
-        with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as exporter:  # it ends with its input
+        with subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE
+        ) as exporter:  # ends when this pipe closes
             status = exporter.wait()
-        time.sleep(_PAUSE_SECONDS)  # when the node ends, this process may end only now
+        time.sleep(_PAUSE_SECONDS)  # when the node stops, this process may end only now
         logger.warning("the exporter of this node's metrics ended with status %d, starting it again", status)

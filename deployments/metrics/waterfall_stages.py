@@ -15,4 +15,4 @@ WATERFALL = (
     "prefill",
     "first_decode",
 )
-"""In the order of a request's way."""
+"""In the order of a request's path."""

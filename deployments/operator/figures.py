@@ -1,4 +1,4 @@
-"""Numbers as a reader takes them in at a glance. An unknown number is a dash."""
+"""Formats numbers for quick reading. An unknown number is a dash."""
 
 UNKNOWN = "–"
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -23,7 +23,7 @@ def short(value: float) -> str:
 
 
 def percent(value: float | None) -> str:
-    """0.987 -> "98.7 %"; 1 only for all, and 0 only for none."""
+    """0.987 -> "98.7 %". Shows 100 % only for exactly 1, and 0 % only for exactly 0."""
     if value is None:
         return UNKNOWN
     if value in (0.0, 1.0):
@@ -41,7 +41,7 @@ def seconds(value: float | None) -> str:
 
 
 def duration(value: float) -> str:
-    """The time that something has lasted, in its largest unit: 7300 -> "2 h"."""
+    """An elapsed time in its largest unit: 7300 -> "2 h"."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if value >= length:
             return f"{value // length:.0f} {unit}"

@@ -1,4 +1,4 @@
-"""One reading of the application's metrics: the value of each series at that time, or its growth between two times."""
+"""One reading of the application's metrics: the current value of each series, or its growth between two readings."""
 
 import math
 import re
@@ -18,18 +18,18 @@ Series = Mapping[Labels, float]
 
 
 class MetricsPage:
-    """The series of one page by the name of their sample, without `raylens_`, and by their labels."""
+    """The series of one page by sample name, without `raylens_`, and by labels."""
 
     def __init__(self, load: Callable[[str], Series]) -> None:
-        """`load` takes the name of a sample, and is called when one is asked for. Most never are."""
+        """`load` returns the series of a sample name, on demand, because most samples are never read."""
         self._series = cache(load)
 
     @classmethod
     def of_text(cls, text: str) -> "MetricsPage":
-        """Reads Prometheus' text format. Raises ValueError if none of the application's metrics is in the text.
+        """Parses Prometheus' text format. Raises ValueError if the text has none of the application's metrics.
 
-        It takes 1 us for a series that it has seen before. prometheus_client's parser takes 18, and the ingress has to
-        answer requests meanwhile."""
+        A known series takes 1 us to parse. prometheus_client's parser takes 18 us and would delay the ingress's
+        requests."""
         samples: dict[str, list[tuple[str, str]]] = defaultdict(list)
         for name, labels, value in _SAMPLE.findall(text):
             samples[name].append((labels, value))
@@ -38,10 +38,10 @@ class MetricsPage:
         return cls(lambda name: {_labels(labels): float(value) for labels, value in samples.get(name, ())})
 
     def since(self, earlier: "MetricsPage") -> "MetricsPage":
-        """Returns how much each counter and each histogram grew.
+        """Returns the growth of each counter and histogram.
 
-        A counter that is smaller than before began again from 0. One that the earlier page lacks did not grow: its node
-        may only have been silent for a while."""
+        A counter below its earlier value restarted from 0. If the earlier page lacks a node, its counters did not grow:
+        the node may only have been silent for a while."""
         known = earlier.sums(_ON_EVERY_NODE, _NODE).keys()
 
         def grown(name: str) -> Series:
@@ -58,11 +58,11 @@ class MetricsPage:
         return any(True for _ in self._matching(name, labels))
 
     def sum(self, name: str, **labels: str) -> float:
-        """Returns the sum of all series that have these labels among theirs."""
+        """Returns the sum of all series that have these labels."""
         return sum(value for _, value in self._matching(name, labels))
 
     def values(self, name: str, **labels: str) -> list[tuple[dict[str, str], float]]:
-        """Returns the labels and the value of each of these series."""
+        """Returns the labels and the value of each series that has these labels."""
         return [(dict(own), value) for own, value in self._matching(name, labels)]
 
     def sums(self, name: str, label: str) -> dict[str, float]:
@@ -73,8 +73,8 @@ class MetricsPage:
         return dict(sums)
 
     def quantile(self, name: str, share: float) -> float | None:
-        """Returns the value below which `share` of a histogram's observations are, as Prometheus' histogram_quantile
-        estimates it: evenly spread in each bucket, at most the last finite bound. None without an observation."""
+        """Estimates the value below which `share` of a histogram's observations lie, like Prometheus'
+        histogram_quantile: evenly spread in each bucket, at most the last finite bound. None without observations."""
         buckets = sorted((float(bound), count) for bound, count in self.sums(f"{name}_bucket", "le").items())
         total = buckets[-1][1] if buckets else 0.0
         if not total:
@@ -93,7 +93,7 @@ class MetricsPage:
 
 @lru_cache(2**15)
 def _labels(text: str) -> Labels:
-    """The labels of a series, which are the same on every page."""
+    """Parses a series' labels. Cached, because every page repeats them."""
     return frozenset((name, _ESCAPE.sub(_unescaped, value)) for name, value in _LABEL.findall(text))
 
 

@@ -1,4 +1,5 @@
-"""The pages of the last seconds. Views show the growth from the oldest to the newest, so that it moves steadily."""
+"""The metrics pages of the last seconds. Views show the growth from the oldest to the newest page, so figures move
+steadily."""
 
 from collections import deque
 
@@ -10,16 +11,16 @@ WINDOW_SECONDS = 10.0
 
 
 class RecentPages:
-    """Keeps the pages that the last `window_s` seconds need."""
+    """Keeps the pages of the last `window_s` seconds."""
 
     def __init__(self, window_s: float = WINDOW_SECONDS) -> None:
         self._window_s = window_s
         self._pages: deque[tuple[float, MetricsPage]] = deque()
 
     def add(self, page: MetricsPage, now: float) -> Snapshot | None:
-        """Returns what happened since the last page that is at least the window older, or since the oldest one. None if
-        there is none, or if nobody read pages for twice the window. `now`: when the page was read, in seconds of a
-        clock that only goes on."""
+        """Returns the snapshot since the latest page that is at least the window older, else since the oldest page.
+        None without an earlier page, or if no page was added for twice the window. `now`: monotonic seconds of the
+        reading."""
         while len(self._pages) > 1 and self._pages[1][0] <= now - self._window_s:
             self._pages.popleft()
         age = self.age(now)
@@ -30,5 +31,5 @@ class RecentPages:
         return summarize(first, page, now - began) if len(self._pages) > 1 else None
 
     def age(self, now: float) -> float | None:
-        """Returns the seconds since the newest page was read."""
+        """Returns the seconds since the newest page was read, None without a page."""
         return now - self._pages[-1][0] if self._pages else None

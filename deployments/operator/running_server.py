@@ -1,4 +1,4 @@
-"""Asks a running server over HTTP for the commands that look at one, and says plainly what is in the way."""
+"""HTTP client of a running server for the commands that inspect one, with plain error messages."""
 
 import argparse
 import http.client
@@ -15,11 +15,11 @@ _TIMEOUT_SECONDS = 10.0
 
 
 class NoAnswerError(RuntimeError):
-    """The server does not give what it was asked for. The message says why, for the user."""
+    """The server did not give the requested answer. The message tells the user why."""
 
 
 def add_server_options(parser: argparse.ArgumentParser, *, whose_key: str) -> None:
-    """Adds the options that name the server. `whose_key`: who may ask."""
+    """Adds the options that select the server. `whose_key`: the kind of key that may ask."""
     add: Any = parser.add_argument
     add("--url", type=_address, default=_DEFAULT_URL, help="the server's address (default: %(default)s)")
     add(
@@ -30,10 +30,10 @@ def add_server_options(parser: argparse.ArgumentParser, *, whose_key: str) -> No
 
 
 class RunningServer:
-    """`url`: its own address, without a path."""
+    """`url`: the server's address, without a path."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        """Raises NoAnswerError for a key that no request can carry."""
+        """Raises NoAnswerError if the key contains characters that a request cannot carry."""
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise NoAnswerError("the API key has characters that no API key has")
         self.url = url
@@ -41,13 +41,13 @@ class RunningServer:
 
     @classmethod
     def named_by(cls, args: argparse.Namespace) -> Self:
-        """Takes what `add_server_options` has added."""
+        """Takes the options of `add_server_options`."""
         return cls(args.url, args.api_key or os.environ.get(KEY_VARIABLE) or None)
 
     def get(self, path: str) -> str:
-        """Returns what the server answers with status 200. Raises NoAnswerError."""
+        """Returns the body of an answer with status 200. Raises NoAnswerError."""
         request = urllib.request.Request(f"{self.url}{path}")
-        if self._api_key is not None:  # which is for this server, and for none that it may redirect to
+        if self._api_key is not None:  # sent to this server only, never to a redirect's target
             request.add_unredirected_header("Authorization", f"Bearer {self._api_key}")
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response:
@@ -69,7 +69,7 @@ class RunningServer:
 
 
 def _address(text: str) -> str:
-    """Takes the server's own address, and that of its API, which ends in /v1."""
+    """Accepts the server's address and the API's address, which ends in /v1."""
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise argparse.ArgumentTypeError(f"{text!r} is not an address like {_DEFAULT_URL}")
@@ -77,7 +77,7 @@ def _address(text: str) -> str:
 
 
 def _message(error: urllib.error.HTTPError) -> str | None:
-    """Returns what an answer in OpenAI's form says, None for one in another form."""
+    """Returns the message of an error in OpenAI's form, None for any other form."""
     try:
         return str(json.load(error)["error"]["message"])
     except (ValueError, TypeError, KeyError, OSError, http.client.HTTPException):

@@ -1,14 +1,13 @@
 """The figures of `raylens top` and of the page at `/dashboard`, as data. Rates are per second, sizes in bytes, times in
-seconds. A value is None where there is nothing to tell it from, like a hit ratio without a query."""
+seconds. A value without data is None, such as a hit ratio without queries."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Requests for generated text. `ended` and `errors` count from the start, all others are of the window.
-
-    `error_ratio`: errors / (ended + errors). `goodput`: requests within the objectives of the settings."""
+    """Requests for generated text. `ended` and `errors` count from the start, all other fields cover the window.
+    `error_ratio`: errors / (ended + errors). `goodput`: requests within the SLO settings."""
 
     ended: int
     errors: int
@@ -18,7 +17,7 @@ class Requests:
     goodput: float
     goodput_ratio: float | None
     rejections: dict[str, int]
-    """Requests refused for want of room, by what there was none of; without those of which there were none."""
+    """Requests refused by admission, by reason; nonzero counts only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`model` is empty if there is only one. `heartbeat_age_s`: since its last sign of life."""
+    """`model` is empty if there is only one. `heartbeat_age_s`: since the last sign of life."""
 
     model: str
     name: str
@@ -51,7 +50,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One kind of work of a deployment, with the queue in front of it. `per_s` is in `unit`."""
+    """One kind of a deployment's work, with its queue. `per_s` is in `unit`."""
 
     name: str
     waiting: float | None
@@ -62,7 +61,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """`replicas` run now; `ended` have ended since the start, by scaling, by a rollout, or because they died."""
+    """`replicas`: running now. `ended`: since the start, by scaling, a rollout or death."""
 
     name: str
     replicas: int
@@ -72,8 +71,8 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A running replica. The last four are those of an engine: the share of its KV cache in use, its sequences, and
-    the prompt tokens that it still has to compute."""
+    """A running replica. Only engines have the last four fields: the used share of the KV cache, the sequences, and the
+    prompt tokens still to compute."""
 
     deployment: str
     name: str
@@ -87,8 +86,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """`queries`, `hits` and `evictions` count from the start, in `unit`. `usage`: the share of its room that is
-    taken."""
+    """`queries`, `hits` and `evictions` count from the start, in `unit`. `usage`: used share of the capacity."""
 
     name: str
     unit: str
@@ -104,7 +102,7 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The requests' use of one resource of the admission, in all replicas of the ingress."""
+    """The use of one admission resource, over all ingress replicas."""
 
     resource: str
     used: float
@@ -124,8 +122,8 @@ class KeyUse:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`seconds`: how long the window is that rates, latencies and ratios are of. `preemptions` and `recomputed` (calls
-    of a stage that were made again elsewhere) count from the start."""
+    """`seconds`: the window of rates, latencies and ratios. `preemptions` and `recomputed` (retried calls of a stage)
+    count from the start."""
 
     version: str
     seconds: float

@@ -1,4 +1,4 @@
-"""Makes a Snapshot of two pages of metrics. `deployments/metrics/` has the names."""
+"""Computes a Snapshot from two pages of metrics. `deployments/metrics/` defines the names."""
 
 from typing import NamedTuple
 
@@ -25,8 +25,7 @@ _LATENCIES = {
 
 
 class _Kind(NamedTuple):
-    """A kind of work: the gauges of what waits and of what is worked on, and the counters of what is done, in
-    `unit`."""
+    """A kind of work: the gauges of waiting and running work, and the counters of finished work, in `unit`."""
 
     name: str
     unit: str
@@ -48,7 +47,7 @@ _KINDS = (
         ("engine_decoded_sequences_total", "spec_decode_num_accepted_tokens_total"),
     ),
 )
-"""A deployment does what it counts: with `encode.placement: inline` the engine encodes, too."""
+"""A deployment has the kinds that it counts: with `encode.placement: inline`, the engine also encodes."""
 _ENGINE_GAUGES = ("kv_cache_usage_perc", "num_requests_running", "num_requests_waiting", "waiting_prompt_tokens")
 _RESOURCES = ("requests", "bytes", "pixels", "tokens")
 _MAX_KEYS = 10
@@ -105,7 +104,7 @@ def _requests(now: MetricsPage, grown: MetricsPage, seconds: float) -> Requests:
 
 
 def _stages(now: MetricsPage) -> list[Stage]:
-    """Several replicas of the ingress watch the same stages. One is ready if all say so."""
+    """Several ingress replicas watch the same stages. A stage is ready if all replicas report so."""
     stages: dict[tuple[str, str], Stage] = {}
     has_one_model = len(now.sums("stage_ready", "model")) < 2
     for labels, ready in now.values("stage_ready"):
@@ -140,7 +139,7 @@ def _work(kind: _Kind, deployment: str, now: MetricsPage, grown: MetricsPage, se
 
 
 def _place(deployment: str) -> tuple[int, str]:
-    """The order of a request's way."""
+    """Sort key: the order of a request's path."""
     kinds = ("Ingress", "Shared", "Preprocess", "Encode", "Generate")
     kind = deployment.partition("-")[0]
     return kinds.index(kind) if kind in kinds else len(kinds), deployment
@@ -180,8 +179,8 @@ def _item_cache(name: str, metric: str, now: MetricsPage, grown: MetricsPage, se
 
 
 def _prefix_cache(now: MetricsPage, grown: MetricsPage, seconds: float) -> Cache:
-    """The prefix cache has no size of its own: it is what the KV cache holds. `usage`: that of the KV caches, on
-    average."""
+    """The prefix cache has no size of its own, because its blocks are in the KV caches. `usage`: mean usage of the KV
+    caches."""
     queries = grown.sum("prefix_cache_queries_total")
     return Cache(
         name="prefixes",
@@ -198,7 +197,7 @@ def _prefix_cache(now: MetricsPage, grown: MetricsPage, seconds: float) -> Cache
 
 
 def _budgets(now: MetricsPage) -> list[Budget]:
-    """Each replica of the ingress tells the limit of all together, and what its own requests take."""
+    """Each ingress replica reports the total limit, and its own requests' use."""
     limits: dict[str, float] = {}
     for labels, limit in now.values("admission_limit"):
         limits[labels["resource"]] = max(limit, limits.get(labels["resource"], 0.0))
@@ -208,7 +207,7 @@ def _budgets(now: MetricsPage) -> list[Budget]:
 
 
 def _keys(now: MetricsPage, grown: MetricsPage, seconds: float) -> list[KeyUse]:
-    """Returns the keys with most tokens in the window, then from the start."""
+    """Returns the keys with the most tokens in the window, then since the start."""
 
     def tokens(page: MetricsPage) -> dict[str, float]:
         prompt, generated = (page.sums(f"api_key_{kind}_tokens_total", "api_key") for kind in ("prompt", "generation"))

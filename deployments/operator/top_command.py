@@ -20,7 +20,6 @@ Rates and latencies are those of the last 10 seconds; counts are those since the
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `raylens top`."""
     add_server_options(parser, whose_key="an admin's")
     add: Any = parser.add_argument
     add("--interval", type=_interval, default=2.0, metavar="SECONDS", help="between two readings (default: 2)")
@@ -28,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns the exit status. Raises NoAnswerError where the server gives no metrics."""
+    """Returns the exit status. Raises NoAnswerError if the server gives no metrics."""
     from raylens.deployments.operator.watching import top
 
     return top(RunningServer.named_by(args), args.interval, once=args.once)

@@ -1,5 +1,4 @@
-"""The view of `raylens top`: tables in the terminal's own colours, one below the other, or in two columns where there
-is room."""
+"""The view of `raylens top`: tables in the terminal's own colours, stacked, or in two columns on a wide terminal."""
 
 import math
 import time
@@ -15,19 +14,19 @@ from raylens.deployments.operator.snapshot import Cache, Deployment, KeyUse, Rep
 _WIDE_COLUMNS = 110
 _BAR_COLUMNS = 10
 _NAME_COLUMNS = 14
-"""The most that a key's name takes."""
+"""Maximum width of a key's name."""
 _NEARLY_FULL = 0.9
 _GOOD, _BAD = "green", "bold red"
 
 
 class View:
-    """Draws the last snapshot, and since when the server gives no new one."""
+    """Draws the latest snapshot, and how long the server has been silent."""
 
     def __init__(
         self, url: str, snapshot: Snapshot | None = None, *, late_s: float = math.inf, fits_screen: bool = False
     ) -> None:
-        """`late_s`: how long a new snapshot may take before the view says that there is none. `fits_screen`: whether
-        replicas are left out that the screen has no lines for."""
+        """`late_s`: seconds without a new snapshot until the view reports silence. `fits_screen`: hide replicas that do
+        not fit on the screen."""
         self._url = url
         self._fits_screen = fits_screen
         self._late_s = late_s
@@ -36,13 +35,13 @@ class View:
         self._read_at = time.monotonic()
 
     def show(self, snapshot: Snapshot | None) -> None:
-        """`snapshot`: None as long as there is only one page."""
+        """`snapshot`: None while there is only one page."""
         self._snapshot = snapshot or self._snapshot
         self._problem = ""
         self._read_at = time.monotonic()
 
     def fail(self, problem: str) -> None:
-        """`problem`: why there is no new snapshot."""
+        """`problem`: the reason for the missing snapshot."""
         self._problem = problem
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -91,7 +90,7 @@ def _side_by_side(tables: list[Table]) -> Table:
 
 
 def _table(*columns: str) -> Table:
-    """A table whose first column has names; all others have numbers, unless their title ends in a space."""
+    """Returns a table. The first column has text; other columns have numbers unless their title ends in a space."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):
         is_text = number == 0 or column.endswith(" ")
@@ -124,7 +123,7 @@ def _requests(snapshot: Snapshot) -> Table:
 
 
 def _warnings(snapshot: Snapshot) -> Iterable[Text]:
-    """Yields a line for each rare event, when there is one."""
+    """Yields a line for each kind of rare event that occurred."""
     if snapshot.requests.rejections:
         refused = ", ".join(f"{count} for {reason}" for reason, count in snapshot.requests.rejections.items())
         yield Text(f"refused for want of room: {refused}", _BAD)
@@ -173,7 +172,7 @@ def _of(used: float, limit: float | None) -> str:
 
 
 def _replicas(replicas: list[Replica], room: int | None) -> Table:
-    """At most `room` lines below the titles. Engines come first."""
+    """Shows at most `room` lines below the titles, engines first."""
     table = _table("replica", "node ", "up", "KV cache ", "", "running", "waiting", "prompt")
     now = time.time()
     ordered = sorted(replicas, key=lambda one: one.kv_usage is None)
@@ -211,7 +210,7 @@ def _keys(keys: list[KeyUse]) -> Table:
 
 
 def _bar(usage: float | None, *, warns: bool = True) -> Text:
-    """`warns`: whether a full one is bad. A full cache is not."""
+    """`warns`: highlight a nearly full bar. A full cache needs no warning."""
     if usage is None:
         return Text()
     filled = min(_BAR_COLUMNS, round(usage * _BAR_COLUMNS))

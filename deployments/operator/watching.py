@@ -1,4 +1,4 @@
-"""Reads a server's metrics again and again, and draws what they say."""
+"""Polls a server's metrics and draws them."""
 
 import io
 import sys
@@ -16,14 +16,14 @@ from raylens.deployments.operator.view import View
 
 _REDRAWS_PER_SECOND = 2
 _LATE_SECONDS = 1.0
-"""The longest that an answer takes without being missed."""
+"""Tolerated duration of an answer before the view reports silence."""
 
 
 def top(server: RunningServer, interval_s: float, *, once: bool) -> int:
-    """Draws the server, reading every `interval_s`: once, or until the process is told to stop, which is no failure.
-    Returns the exit status. Raises NoAnswerError unless the server has answered before."""
+    """Draws the server's metrics every `interval_s`: once, or until the user stops it. Returns the exit status. Raises
+    NoAnswerError if the first reading fails."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # where the terminal's encoding lacks a bar or a dot
+        sys.stdout.reconfigure(errors="replace")  # the terminal's encoding may lack bars and dots
     console = Console()
     if once or not console.is_terminal:
         console.print(View(server.url, read_twice(server, interval_s)))
@@ -43,7 +43,7 @@ def read(server: RunningServer) -> MetricsPage:
 
 
 def read_twice(server: RunningServer, interval_s: float) -> Snapshot:
-    """Returns what happens in one interval. Raises NoAnswerError."""
+    """Returns the snapshot of one interval. Raises NoAnswerError."""
     pages = RecentPages(interval_s)
     pages.add(read(server), time.monotonic())
     time.sleep(interval_s)
@@ -54,11 +54,12 @@ def read_twice(server: RunningServer, interval_s: float) -> Snapshot:
 
 
 def watch(server: RunningServer, console: Console, interval_s: float) -> NoReturn:
-    """Draws until the process is told to stop. Waits for a server that went away."""
+    """Draws until the process is stopped. Waits for a server that disappeared. Raises NoAnswerError if the first
+    reading fails."""
     pages = RecentPages(max(WINDOW_SECONDS, interval_s))
     pages.add(read(server), time.monotonic())
     view = View(server.url, late_s=interval_s + _LATE_SECONDS, fits_screen=True)
-    # Live draws on a thread of its own, so that the view tells how long the server has been silent.
+    # Live draws on its own thread, so the view can show how long the server has been silent.
     with Live(console=console, screen=True, refresh_per_second=_REDRAWS_PER_SECOND, get_renderable=lambda: view):
         while True:
             time.sleep(interval_s)

@@ -1,4 +1,4 @@
-"""One request's waterfall: a line for each stage that worked on it, as text for a terminal and as SVG."""
+"""One request's waterfall: a line for each stage of the request, as terminal text and as SVG."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from raylens.deployments.api.wire import StageTimings
 from raylens.deployments.metrics.waterfall_stages import WATERFALL
 
 _LEAST_BAR = 10
-"""Characters of the narrowest bars."""
+"""Minimum width of the bars' column, in characters."""
 _FULL, _FAINT = "█", "░"
 _DECODE = "decode"
-"""The time from the first token to the last. Drawn faintly, as it includes `first_decode`."""
+"""The time from the first to the last token. Drawn faintly, because it includes `first_decode`."""
 _ENCODING = WATERFALL[: WATERFALL.index("transfer_embeddings")]
 _TO_FIRST_TOKEN = ("transfer_embeddings", "llm_queue", "prefill")
 _ROW, _TOP, _MARGIN, _CHAR = 22, 60, 16, 7.3
-"""Pixels of the drawing: the height of a line, where the lines begin, the space around them, a character's width."""
+"""SVG layout in pixels: row height, top of the first row, margin, character width."""
 _WIDTH = 960
 _GREY = 'fill="#6b7280"'
 _COLOURS = {
@@ -25,13 +25,13 @@ _COLOURS = {
     **dict.fromkeys(("processor_queue", "media_decode", "processor", "render"), "#d97706"),
     **dict.fromkeys(("transfer_pixels", "encode_queue", "encode"), "#7c3aed"),
 }
-"""A colour for each deployment's stages."""
+"""Colours by deployment."""
 _GENERATE_COLOUR = "#2563eb"
 
 
 class TimedRequest(BaseModel):
-    """A request with its stage times: a line of the JSON log, an answer, or the event of a stream that has them. Only
-    the log has the fields from `request_id` on."""
+    """A request with its stage times: a line of the JSON log, an answer, or a stream's event with stage times. Only the
+    log has the fields from `request_id` on."""
 
     stage_timings: StageTimings
     response_id: str = Field("", validation_alias=AliasChoices("response_id", "id"))
@@ -54,7 +54,7 @@ class Bar:
 
 
 def timed_request(text: str) -> TimedRequest | None:
-    """Returns the request of a JSON object, which may be a server-sent event; None if it has no stage times."""
+    """Parses a JSON object or a server-sent event; None if it has no stage times."""
     try:
         return TimedRequest.model_validate_json(text.removeprefix("data: "))
     except ValidationError:
@@ -62,8 +62,9 @@ def timed_request(text: str) -> TimedRequest | None:
 
 
 def bars(timings: StageTimings) -> list[Bar]:
-    """Places each stage in the request's time. The server reports how long a stage took, not when it began: the stages
-    up to `encode` follow each other from the arrival on, `render` beside them; the others end with the first token."""
+    """Places the stages on the request's time axis. The server reports durations, not start times: the stages up to
+    `encode` follow each other from the arrival, with `render` in parallel; the other stages end with the first
+    token."""
     seconds, first = timings.seconds, timings.time_to_first_token
     starts, moment = {"first_decode": first, _DECODE: first}, 0.0
     for stage in _ENCODING:
@@ -79,7 +80,7 @@ def bars(timings: StageTimings) -> list[Bar]:
 
 
 def as_text(request: TimedRequest, width: int) -> str:
-    """Returns lines of at most `width` characters, if there is room for bars at all."""
+    """Returns lines of at most `width` characters, unless too narrow for bars."""
     drawn, end = bars(request.stage_timings), _end(request)
     names, times = [bar.stage for bar in drawn], [_milliseconds(bar.seconds) for bar in drawn]
     bar_width = max(_LEAST_BAR, width - _longest(names) - _longest(times) - 4)
@@ -139,7 +140,7 @@ def _facts(request: TimedRequest) -> str:
 
 
 def _line(bar: Bar, end: float, width: int) -> str:
-    """Returns the bar among `width` characters. The shortest bar is one character long."""
+    """Returns a line of `width` characters with the bar. The shortest bar is one character long."""
     first = min(width - 1, round(bar.start * width / end))
     length = max(1, min(width - first, round(bar.seconds * width / end)))
     return " " * first + (_FAINT if bar.stage == _DECODE else _FULL) * length + " " * (width - first - length)

@@ -1,1 +1,1 @@
-"""How Ray Serve chooses a replica for a call, and how many replicas it runs."""
+"""Chooses a replica for each call, and the number of replicas."""

@@ -1,11 +1,10 @@
-"""A request router that sends a prompt to the replica whose KV cache has its beginning.
+"""A request router that sends a prompt to the replica whose KV cache holds its prefix.
 
-A prompt's beginning is told by marks: hashes of its first 256 characters, of its first 512, and so on. The router notes
-which replica got which marks. A prompt goes to the replica that has had at least half of it, the one with the most
-first. Any other prompt goes by rendezvous hashing of its key, so that all ingresses choose alike: a conversation whose
-first turn came to one ingress, and whose second comes to another, finds its replica by the key. In both cases a replica
-with far more calls than the others is passed over while another one has room ("consistent hashing with bounded loads",
-Mirrokni et al., 2016).
+Marks identify a prompt's prefix: hashes of its first 256 characters, of its first 512, and so on. The router records
+which replica got which marks. A prompt goes to the replica with the longest known prefix, if that covers at least half
+of the prompt. Any other prompt goes by rendezvous hashing of its key. All ingresses hash alike, so a conversation finds
+its replica even if its turns arrive at different ingresses. In both cases, the router passes over a replica with far
+more calls than the others while another one has room ("consistent hashing with bounded loads", Mirrokni et al., 2016).
 
     serve.deployment(Generate, ..., request_router_config=prefix_routing())
     handle.options(session_id=PromptAffinity(key, marks).session_id).generate.remote(...)"""
@@ -24,26 +23,26 @@ from raylens.deployments.routing.replica_choice import Load
 from raylens.deployments.routing.room_router import RoomRouter, room_routing
 
 _MOST_MARKS = 65_536
-"""The marks that an ingress knows replicas of. The oldest are forgotten, as replicas forget the oldest blocks."""
+"""Marks in an ingress's index. The oldest are dropped, as replicas drop their oldest blocks."""
 _LEAST_SHARE = 0.5
-"""Of a prompt. Who has had less of it saves less than a better balance brings."""
+"""Share of a prompt's marks. A shorter prefix saves less than a better balance gains."""
 _BALANCE_FACTOR = 1.25
 """A replica with this many times the mean number of calls is busy."""
 _MIN_BUSY_CALLS = 4
-"""Below it affinity is worth more than balance."""
+"""Below this, affinity is worth more than balance."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptAffinity:
-    """Where a prompt belongs. `key`: what requests have in common that belong together. `marks`: of its beginning, each
-    of a longer one."""
+    """A prompt's preferred placement. `key`: shared by requests that belong together. `marks`: of ever longer
+    prefixes."""
 
     key: str
     marks: Sequence[str] = ()
 
     @property
     def session_id(self) -> str:
-        """Returns it as Ray Serve carries it, which has a text for this."""
+        """Returns the affinity as text for Ray Serve's `session_id`."""
         return " ".join([self.key, *self.marks])
 
     @classmethod
@@ -53,7 +52,7 @@ class PromptAffinity:
 
 
 class MarkIndex:
-    """Which replicas have had which marks, the latest `capacity` of them."""
+    """Maps marks to the replicas that have had them. Keeps the latest `capacity` marks."""
 
     def __init__(self, capacity: int = _MOST_MARKS) -> None:
         self._capacity = capacity
@@ -67,7 +66,7 @@ class MarkIndex:
             self._replicas.popitem(last=False)
 
     def num_known(self, marks: Sequence[str], replica_ids: Sequence[str]) -> dict[str, int]:
-        """Returns how many of the marks each replica has had, from the first on without a gap."""
+        """Returns for each replica the number of leading marks that it has had, without a gap."""
         known = dict.fromkeys(replica_ids, 0)
         having = set(replica_ids)
         for number, mark in enumerate(marks, start=1):
@@ -79,19 +78,19 @@ class MarkIndex:
 
 
 def spill_order(ranked: Sequence[str], loads: Mapping[str, Load]) -> list[list[str]]:
-    """Returns groups of replicas to try in turn: one by one those that are not busy, then busy ones, last all full ones
-    together."""
-    mean = (sum(load.num_calls for load in loads.values()) + 1) / max(1, len(loads))  # with this call
+    """Returns groups of replicas to try in turn: first each replica that is not busy, then each busy one, then all full
+    ones together."""
+    mean = (sum(load.num_calls for load in loads.values()) + 1) / max(1, len(loads))  # includes this call
     busy = max(_MIN_BUSY_CALLS, _BALANCE_FACTOR * mean)
     full = [replica_id for replica_id in ranked if loads[replica_id].is_full]
     with_room = [replica_id for replica_id in ranked if not loads[replica_id].is_full]
-    # Sorting is stable, so replicas that are not busy keep the key's order, and busy ones do.
+    # Sorting is stable, so both halves keep the key's order.
     with_room.sort(key=lambda replica_id: loads[replica_id].num_calls >= busy)
     return [[replica_id] for replica_id in with_room] + ([full] if full else [])
 
 
 class PrefixRouter(RoomRouter):
-    """See the module. Calls without a `session_id` are routed as RoomRouter does."""
+    """Prefix-aware routing. Routes calls without a `session_id` like RoomRouter."""
 
     def initialize_state(self, **settings: Any) -> None:
         super().initialize_state(**settings)
@@ -108,7 +107,7 @@ class PrefixRouter(RoomRouter):
         by_key = rank(affinity.key, replica_ids)
         known = self._index.num_known(affinity.marks, by_key)
         least = max(1.0, _LEAST_SHARE * len(affinity.marks))
-        # Sorting is stable: those that have had as much of it keep the key's order.
+        # Sorting is stable: replicas with equal prefixes keep the key's order.
         return sorted(by_key, key=lambda replica_id: -known[replica_id] if known[replica_id] >= least else 0)
 
     async def choose(self, pending_request: PendingRequest) -> RunningReplica:

@@ -1,4 +1,4 @@
-"""Where a prompt belongs, by what it begins with: see `deployments/routing/prefix_router.py`."""
+"""Computes a prompt's affinity from its prefix, see `deployments/routing/prefix_router.py`."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -10,15 +10,15 @@ from raylens.preprocess.schema import ChatPrompt, InterleavedPrompt, Message, Pr
 
 _MARK_BYTES = 256
 _MOST_MARKS = 64
-"""Of one prompt: they tell its first 16 kB."""
+"""Marks of one prompt; they cover its first 16 kB."""
 _MOST_BYTES = _MARK_BYTES * _MOST_MARKS
 _DIGEST_BYTES = 6
 
 
 def affinity_of(prompt: Prompt, mm_hashes: Sequence[str], *, salt: str, key: str | None = None) -> PromptAffinity:
-    """Returns where the prompt belongs. `mm_hashes`: those of its items, in its order. Prompts of different `salt` have
-    nothing in common. `key`: the client's own word for what belongs together; without it, conversations do that have
-    the same first turn, and so do other prompts that are the same."""
+    """Returns the prompt's affinity. `mm_hashes`: those of its items, in prompt order. Prompts of different `salt`
+    share nothing. `key`: the client's own grouping; by default, conversations with the same first turn belong together,
+    and so do identical other prompts."""
     beginning = bytearray()
     first_turn = _hash_of(salt)
     is_first_turn = True
@@ -41,7 +41,7 @@ def _marks(salt: str, beginning: bytearray) -> Iterator[str]:
 
 
 def _parts(prompt: Prompt, mm_hashes: Sequence[str]) -> Iterator[tuple[bytes, bool]]:
-    """Yields the prompt in pieces, an item as its hash, and whether a turn of its user ends behind the piece."""
+    """Yields the prompt in pieces, an item as its hash, each with whether it ends a user's turn."""
     hashes = iter(mm_hashes)
     if isinstance(prompt, ChatPrompt):
         if prompt.tools or prompt.template_kwargs:
@@ -53,7 +53,7 @@ def _parts(prompt: Prompt, mm_hashes: Sequence[str]) -> Iterator[tuple[bytes, bo
         for part in prompt.parts:
             yield _encoded(next(hashes, "") if part is None else part), False
     else:
-        # Where its items are in it only the processor knows.
+        # Only the processor knows the items' positions in the prompt.
         yield _encoded("".join(hashes)), False
         text = prompt.text if isinstance(prompt, TextPrompt) else " ".join(map(str, prompt.token_ids))
         yield _encoded(text), False

@@ -1,5 +1,5 @@
-"""Rendezvous hashing: every process ranks replicas or shards alike for a key, without talking to another process. When
-one comes or goes, only its own keys move."""
+"""Rendezvous hashing: all processes rank replicas or shards identically for a key, without communication. If one is
+added or removed, only its own keys move."""
 
 from collections.abc import Iterable
 from hashlib import blake2b
@@ -11,6 +11,6 @@ def rank(key: str, ids: Iterable[str]) -> list[str]:
 
 
 def _weight(key: str, one: str) -> bytes:
-    # A key may come from a client's JSON, where half a surrogate pair is legal.
+    # A key may come from a client's JSON, which allows half a surrogate pair.
     text = f"{one}\0{key}".encode("utf-8", "surrogatepass")
     return blake2b(text, digest_size=8).digest()

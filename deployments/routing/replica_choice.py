@@ -1,4 +1,4 @@
-"""The choice of a replica for a call, by the loads of replicas. It needs no Ray, so a simulation can call it, too."""
+"""Chooses a replica for a call by the replicas' loads. Independent of Ray, so a simulation can use it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ ReplicaT = TypeVar("ReplicaT")
 class Load:
     """The calls on a replica.
 
-    `reported`: calls of all callers by the replica's last report, None without one. It counts no call whose arguments
-    are still pending. `in_flight`: calls that this process has sent and that have not ended. `is_full`: the replica
-    takes no further call of this method.
+    `reported`: calls of all callers in the replica's last report, without calls whose arguments are pending; None
+    without a report. `in_flight`: this process's unfinished calls. `is_full`: the replica takes no further call of this
+    method.
     """
 
     reported: int | None
@@ -35,7 +35,7 @@ def two_choices(shuffled: Sequence[str], loads: Mapping[str, Load]) -> list[list
 def least_loaded(loads: Mapping[ReplicaT, Load]) -> ReplicaT | None:
     """Returns the replica with the fewest calls, None if no load is known or all are full.
 
-    A report may be older than the end of a call. So of equal loads the one with fewer calls in flight is taken.
+    A report may predate the end of a call, so fewer calls in flight break a tie.
     """
     known = {one: load for one, load in loads.items() if load.reported is not None and not load.is_full}
     return min(known, key=lambda one: (known[one].num_calls, known[one].in_flight), default=None)

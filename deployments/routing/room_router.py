@@ -1,7 +1,6 @@
-"""A request router for Ray Serve: a call goes to the less loaded of two random replicas that have room for it.
+"""A request router for Ray Serve: a call goes to the less loaded of two random replicas with room for it.
 
-Methods may have limits of their own, below that of the replica. Then calls of one method wait for room, and those of
-another go past them.
+Methods may have limits below the replica's. Calls of other methods overtake calls that wait for their method's room.
 
     serve.deployment(Encode, ..., request_router_config=room_routing(limits={"encode": 8}))"""
 
@@ -24,12 +23,12 @@ from raylens.deployments.ray_internals.choosing_router import ChoosingRouter
 from raylens.deployments.routing.replica_choice import Load, least_loaded, two_choices
 
 _MAX_AGE_S = 0.5
-"""A candidate whose last report is older is asked for its load. Calls that are sent ahead return no report, and other
+"""The router polls a candidate whose last report is older. Calls that are sent ahead return no report, and other
 processes send calls, too."""
 
 
 class OldestFirstLock:
-    """One call after the other, the oldest first."""
+    """A lock that serves waiting calls oldest first."""
 
     def __init__(self) -> None:
         self.is_taken = False
@@ -52,7 +51,7 @@ class OldestFirstLock:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # it was this call's turn already
+            if not turn.cancelled():  # this call had just got the lock
                 self._pass_on()
             elif entry in self._waiting:
                 self._waiting.remove(entry)
@@ -61,7 +60,7 @@ class OldestFirstLock:
     def _pass_on(self) -> None:
         while self._waiting:
             _, turn = self._waiting.pop(0)
-            # A call that left is cancelled at once, and hears of it in a later round of the event loop.
+            # A call that left is cancelled at once, but resumes in a later round of the event loop.
             if not turn.cancelled():
                 turn.set_result(None)
                 return
@@ -71,44 +70,43 @@ class OldestFirstLock:
 class RoomRouter(ChoosingRouter):
     """Routes by load; takes `limits` as `request_router_kwargs`.
 
-    Ray's cache of loads forgets calls in flight: an answer to a probe replaces the count, and does not contain calls
-    whose arguments are pending. So the router counts the calls that it has chosen a replica for and that have not
-    ended.
+    Ray's cache of loads forgets calls in flight: a probe's answer replaces the count and omits calls with pending
+    arguments. So the router counts its own unfinished calls.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Otherwise, calls after a rest would all go to the one replica that is still known.
+        # Otherwise, calls after a rest would all go to the only replica with a cached load.
         self.keep_reports()
         self._in_flight: Counter[ReplicaID] = Counter()
         self._routing_lock = OldestFirstLock()
         self._may_have_room = asyncio.Event()
         self._probes: dict[ReplicaID, asyncio.Task[Any]] = {}
-        self._reported_at: dict[ReplicaID, float] = {}  # also when the replica failed to report
+        self._reported_at: dict[ReplicaID, float] = {}  # also after a failed probe
 
     def initialize_state(self, *, limits: Mapping[str, int] = MappingProxyType({})) -> None:
         self._limits = limits
 
     def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int | None) -> None:
-        """Ray calls this with every call that a replica takes."""
+        """Ray calls this for every call that a replica takes."""
         if num_ongoing_requests is not NOT_ASKED:
             super().on_new_queue_len_info(replica_id, num_ongoing_requests)
             self._reported_at[replica_id] = self.now_s()
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Ray calls this once for every choice, whether or not the call was sent or taken."""
+        """Ray calls this once per choice, whether or not the call was sent or accepted."""
         self._in_flight -= Counter([replica_id])
         self._may_have_room.set()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Returns groups of replicas to try in turn. Of one group the least loaded replica gets the call."""
+        """Returns groups of replicas to try in turn. The least loaded replica of a group gets the call."""
         replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         loads = {replica_id: self._load(replica, pending_request) for replica_id, replica in replicas.items()}
         ranked, groups = self.preferences(pending_request.metadata.session_id if pending_request else "", loads)
         if len(ranked) > 1:
-            # A replica that is passed over gets no call that would return a report.
+            # A passed-over replica gets no call that would return a report.
             passed_over = ranked[: ranked.index(groups[0][0])]
             outdated = [one for one in groups[0] if self._is_outdated(replicas[one].replica_id)]
             self._start_probes([replicas[one] for one in passed_over + outdated], 0)
@@ -121,15 +119,15 @@ class RoomRouter(ChoosingRouter):
         return shuffled, two_choices(shuffled, loads)
 
     async def choose(self, pending_request: PendingRequest) -> RunningReplica:
-        """Returns the replica for this call; waits until one has room, behind older calls that wait too.
+        """Returns the replica for this call; waits behind older calls until one has room.
 
-        A call of a method without a limit does not wait behind those that have one."""
+        Calls of methods without a limit do not wait behind calls of limited methods."""
         replica = None
         is_limited = pending_request.metadata.call_method in self._limits
         if not self._routing_lock.is_taken or (self._limits and not is_limited):
             replica = await self._try_once(pending_request, attempt=0)
         if replica is None:
-            # One call at a time asks the full replicas again and again, however many wait.
+            # Only one call at a time polls the full replicas.
             async with self._routing_lock.held(pending_request.created_at):
                 replica = await self._wait_for_room(pending_request)
         self._in_flight[replica.replica_id] += 1
@@ -142,17 +140,16 @@ class RoomRouter(ChoosingRouter):
             replica = await self._try_once(pending_request, attempt)
             if replica is not None:
                 return replica
-            # Room that another router's call leaves is found by asking only.
+            # Only polling discovers room that another router's call leaves.
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.backoff_s(attempt)):
                     await self._may_have_room.wait()
             attempt += 1
 
     async def _try_once(self, pending_request: PendingRequest, attempt: int) -> RunningReplica | None:
-        """Returns the best replica that is known to have room. Asks better replicas without a report, and full ones,
-        first.
+        """Returns the best replica with known room. First probes better replicas without a report, and full ones.
 
-        After every answer the choice is made again: other calls have waited for the same answer.
+        Each answer restarts the choice, because other calls waited for the same answer.
         """
         asked: set[ReplicaID] = set()
         while True:
@@ -170,7 +167,7 @@ class RoomRouter(ChoosingRouter):
             await asyncio.wait(self._start_probes(unasked, attempt))
 
     def _load(self, replica: RunningReplica, pending_request: PendingRequest | None) -> Load:
-        """Returns the replica's load, as the call's method sees it."""
+        """Returns the replica's load with regard to the call's method."""
         limit: int = replica.max_ongoing_requests
         if pending_request is not None:
             limit = min(limit, self._limits.get(pending_request.metadata.call_method, limit))
@@ -178,11 +175,10 @@ class RoomRouter(ChoosingRouter):
         return Load(reported, self._in_flight[replica.replica_id], reported is not None and reported >= limit)
 
     def _is_outdated(self, replica_id: ReplicaID) -> bool:
-        """Returns whether the replica has not reported its load for some time."""
         return self.now_s() - self._reported_at.get(replica_id, -math.inf) > _MAX_AGE_S
 
     def _start_probes(self, replicas: list[RunningReplica], attempt: int) -> list[asyncio.Task[Any]]:
-        """Asks each replica for its load, unless it is being asked already: any number of calls wait for one answer."""
+        """Probes each replica's load. Concurrent calls share one probe per replica."""
         for replica in replicas:
             if replica.replica_id not in self._probes:
                 probe = asyncio.create_task(self.probe(replica, attempt))
@@ -199,6 +195,6 @@ class RoomRouter(ChoosingRouter):
 def room_routing(
     *, router: type[RoomRouter] = RoomRouter, limits: Mapping[str, int] = MappingProxyType({})
 ) -> RequestRouterConfig:
-    """Returns a deployment's `request_router_config`. `limits`, by method: a replica with that many calls of any kind
-    gets none of this method."""
+    """Returns a deployment's `request_router_config`. `limits`: by method, the calls of any kind at which a replica
+    gets no further call of this method."""
     return RequestRouterConfig(request_router_class=router, request_router_kwargs={"limits": dict(limits)})

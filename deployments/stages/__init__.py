@@ -1,1 +1,1 @@
-"""The stages as Ray Serve deployments: what runs in their replicas, and how they are called."""
+"""The stages as Ray Serve deployments: the code in their replicas, and the calls to them."""

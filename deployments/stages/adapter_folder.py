@@ -1,4 +1,4 @@
-"""The LoRA adapters that are served: the folders below one folder, by their names."""
+"""The served LoRA adapters: the subfolders of one folder, by name."""
 
 import logging
 import os
@@ -14,11 +14,11 @@ _MAX_NAME_CHARS = 200
 
 
 class AdapterFolder:
-    """Lists the folder each time, so that adapters may come, change and go. Any thread may ask."""
+    """Lists the folder on each call, so adapters may be added, changed and removed at run time. Thread-safe."""
 
     def __init__(self, path: str, check: Callable[[str], None]) -> None:
-        """`check` raises LoraError for the folder of an adapter that cannot be served. Raises ValueError unless there
-        is such a folder."""
+        """`check` raises LoraError for an adapter's folder that cannot be served. Raises ValueError if `path` is no
+        folder."""
         self._path = Path(path)
         self._check = check
         self._checked: dict[LoraRequest, str | None] = {}
@@ -26,8 +26,8 @@ class AdapterFolder:
             raise ValueError(f"generate.adapters_folder: {path} is no folder")
 
     def look(self) -> dict[str, str | None]:
-        """Returns all adapters by their names, in order, each with the reason why it cannot be served, or None. Folders
-        whose names no model may have are passed over. Logs each reason once. Raises OSError."""
+        """Returns {name: reason why the adapter cannot be served, or None}, sorted by name. Skips folders whose names
+        are not valid model names. Logs each reason once. Raises OSError."""
         with os.scandir(self._path) as entries:
             names = sorted(entry.name for entry in entries if self._is_adapter(entry.name))
         before, adapters = self._checked, [self._request(name) for name in names]
@@ -35,7 +35,7 @@ class AdapterFolder:
         return {one.name: reason for one, reason in self._checked.items()}
 
     def find(self, name: str) -> LoraRequest:
-        """Returns the adapter as it is now. Raises InvalidRequestError, with status 404, if it is not there."""
+        """Returns the adapter's current version. Raises InvalidRequestError with status 404 if it does not exist."""
         if not self._is_adapter(name):
             raise adapter_not_found(name)
         return self._request(name)
@@ -68,9 +68,9 @@ def adapter_not_found(name: str) -> InvalidRequestError:
 
 
 def _state(path: Path) -> str:
-    """Returns what changes when the file does."""
+    """Returns a fingerprint of the file: inode, mtime and size."""
     try:
         state = path.stat()
-    except OSError:  # the check says what is wrong
+    except OSError:  # `check` reports the reason
         return ""
     return f"{state.st_ino}:{state.st_mtime_ns}:{state.st_size}"

@@ -1,4 +1,4 @@
-"""Sends the answers of one call of Generate to the ingress that asked, piece by piece, as the engine gives them."""
+"""Sends the answers of one Generate call to the calling ingress, piece by piece."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class AnswerSender:
-    """Sends the `num_answers` answers to call `number`, as `pieces_of` makes them of the engine's outputs.
+    """Sends the `num_answers` answers of call `number`. `pieces_of` converts the engine's outputs to pieces.
 
-    `first_times`: returns the stage times that go with the first piece. `record` makes spans of the stage times of each
-    piece.
+    `first_times` returns the stage times to send with the first piece. `record` makes spans of each piece's stage
+    times.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class AnswerSender:
         self._record = record
 
     def receive(self, outputs: "list[RequestOutput]") -> bool:
-        """Sends what `outputs`, the next ones of the engine, add, and returns whether that was all. Raises an output's
+        """Sends the pieces of the engine's next `outputs`. Returns whether all answers have ended. Raises an output's
         error, and PiecesLostError."""
         for output in outputs:
             if output.error is not None:
@@ -51,5 +51,5 @@ class AnswerSender:
         is_last = self._num_unfinished == 0
         self._connection.send(self._number, pieces, is_last=is_last)
         if known:
-            self._record(known)  # nobody waits for it
+            self._record(known)  # after sending, off the critical path
         return is_last

@@ -1,4 +1,4 @@
-"""Tells which kernels a stage on the CPU computes with."""
+"""Reports the CPU kernels that a stage uses."""
 
 import logging
 
@@ -6,8 +6,8 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 def kernels_in_use(device: str) -> dict[str, str]:
-    """Returns the entry for the details of `/health`: the library of Raylens' own kernels, or why there is none. It is
-    empty for a stage on another device. Logs a warning where there is none."""
+    """Returns the entry for the details of `/health`: the kernel library, or the reason why it is missing. Empty for a
+    stage on another device. Logs a warning if the library is missing."""
     if device != "cpu":
         return {}
     from raylens.cpu_kernels.library import kernel_library, why_missing

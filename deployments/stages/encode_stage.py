@@ -1,5 +1,5 @@
-"""The Encode deployment: a plain class, wrapped by `deployments/app.py`, or made by Generate where
-`encode.placement` is not separate."""
+"""The Encode deployment: a plain class. `deployments/app.py` wraps it, or Generate creates it if `encode.placement` is
+not `separate`."""
 
 import asyncio
 import logging
@@ -37,22 +37,22 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 BATCHES = "batches"
 _REPORT_SECONDS = 0.5
 _CALLS_OF_A_STEP = 3
-"""A step's time, in calls of a vision plug-in that take too long: a batch, one of its items alone, all else."""
+"""The step timeout covers this many plug-in timeouts: a hung batch, then one hung item alone, then everything else."""
 PROFILED_IMAGE = (448, 448)
-"""Height and width of the picture by which activations are measured. The model's processor resizes it."""
+"""Height and width of the image that measures activations. The model's processor resizes it."""
 
 
 class Encode(Replica):
-    """Batches waiting items through the vision half."""
+    """Encodes the waiting items in batches."""
 
     def __init__(self, config: AppConfig, *, spans: Spans | None = None) -> None:
-        """`spans`: of the replica of Generate that this is part of, None for a replica of its own."""
+        """`spans`: those of the enclosing Generate replica; None in a replica of Encode."""
         is_alone = spans is None
         if spans is None:
             spans = start_replica("encode", config)
             set_up_torch(config.encode.num_cpus)
         self._spans = spans
-        # Within a replica of Generate, its turn covers the encoder, too.
+        # A Generate replica's turn covers its encoder.
         with memory_turn(config.encoder_device) if is_alone else nullcontext():
             self._engine = self._load(config)
         self._loop: EngineLoop[EncodeOutput] = EngineLoop(
@@ -68,7 +68,7 @@ class Encode(Replica):
         skip_startup_objects()
 
     def _load(self, config: AppConfig) -> "EncoderEngine":
-        """Loads the vision half, and bounds the memory that it takes."""
+        """Loads the vision half and bounds its activation memory."""
         from raylens.encoder.config import EncoderConfig
         from raylens.encoder.engine import EncoderEngine
 
@@ -80,7 +80,7 @@ class Encode(Replica):
                 tower=part_config(config, settings.tower),
                 projector=part_config(config, settings.projector),
                 vision_plugin=plugin_choice(config),
-                # A batch that takes too long is followed by each of its items alone, all in one step.
+                # After a batch that times out, the same step retries each item alone.
                 plugin_timeout_s=config.step_timeout_s / _CALLS_OF_A_STEP,
                 num_threads=config.num_threads,
             )
@@ -93,8 +93,8 @@ class Encode(Replica):
     async def encode(
         self, request_id: str, modality: str, item: PackedItem, sent_at: float, context: RequestContext
     ) -> AsyncGenerator[PackedTensor | EmbeddingInfo]:
-        """Yields the embeddings (num_embeds, embedding_size) and an EmbeddingInfo. `sent_at` is wall time; the call may
-        be sent before there is an item."""
+        """Yields the embeddings (num_embeds, embedding_size) and an EmbeddingInfo. `sent_at`: wall time. A caller may
+        send the call before the item exists."""
         watch = Stopwatch()
         with in_request(context):
             output = await self._encoded(request_id, modality, item, watch)
@@ -112,10 +112,12 @@ class Encode(Replica):
         )
         yield PackedTensor.pack(output.embeddings)
         yield info
-        self._spans.record(context, info.times, {"raylens.batch_size": output.batch_size})  # nobody waits for it
+        self._spans.record(
+            context, info.times, {"raylens.batch_size": output.batch_size}
+        )  # after the yield, off the critical path
 
     async def _encoded(self, request_id: str, modality: str, item: PackedItem, watch: Stopwatch) -> "EncodeOutput":
-        """Raises the error of an item that cannot be encoded. `watch` has been running since the item arrived."""
+        """Raises the item's error if it cannot be encoded. `watch` started when the item arrived."""
         tensors = {name: tensor.unpack() for name, tensor in item.items()}
         status = "aborted"
         try:
@@ -139,20 +141,20 @@ class Encode(Replica):
         finally:
             self._metrics.items_total.inc(modality=modality, status=status)
         if output.error is not None:
-            if (cause := output.error.__cause__) is not None:  # Ray Serve drops it on its way
+            if (cause := output.error.__cause__) is not None:  # Ray Serve does not transmit it
                 logger.error("request %s: %s", request_id, output.error, exc_info=cause)
             raise output.error
         return output
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns what `deployments/routing/work_scaling.py` scales by."""
+        """Returns the load figures for `deployments/routing/work_scaling.py`."""
         return self._pending.stats()
 
     async def heartbeat(self) -> Heartbeat:
         return Heartbeat(self._loop.heartbeat_age, details=self._details)
 
     def check_health(self) -> None:
-        """Raises EngineDiedError where the replica has to be replaced."""
+        """Raises EngineDiedError if Ray Serve must replace the replica."""
         self._loop.check_health()
         if self._engine.has_hung:
             raise EngineDiedError("a call of the vision plug-in took too long, and still runs")
@@ -166,7 +168,7 @@ class Encode(Replica):
 
 
 def warn_of_largest_picture(engine: "EncoderEngine", items: "ItemProcessor") -> None:
-    """Says at the start when pictures that the model's processor makes will be refused for want of memory."""
+    """Warns at startup if the model's largest images will be refused for lack of memory."""
     num_patches = engine.largest_segment("image", items.largest_item("image")[1])
     if engine.max_segment_patches is not None and num_patches > engine.max_segment_patches:
         logger.warning(
@@ -178,7 +180,7 @@ def warn_of_largest_picture(engine: "EncoderEngine", items: "ItemProcessor") -> 
 
 
 def part_config(config: AppConfig, part: VisionPartConfig) -> "PartConfig":
-    """The encoder's settings for the tower or the projector, nothing of them left to choose."""
+    """Returns the resolved settings of the tower or the projector."""
     import torch
 
     from raylens.encoder.config import PartConfig

@@ -1,4 +1,4 @@
-"""Runs a synchronous engine on a thread of its own, for callers that use asyncio."""
+"""Runs a synchronous engine on its own thread, for asyncio callers."""
 
 import asyncio
 import contextlib
@@ -18,10 +18,9 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 _IDLE_BEAT_SECONDS = 0.5
 _CLOSE_SECONDS = 5.0
 SWITCH_SECONDS = 5e-5
-"""After how long a thread of this process that runs Python gives way to one that waits to. Python's own 5 ms are longer
-than a step on a GPU: the engine's thread lets go of the interpreter at each operation of torch, and may then wait until
-the event loop has sent all that the last step gave. Linux may add 50 us to any wait, so that a shorter interval gains
-little."""
+"""The interpreter's switch interval in this process. Python's default of 5 ms is longer than a GPU step: the engine's
+thread releases the interpreter at each torch operation, and could then wait until the event loop has sent the last
+step's outputs. Linux may add 50 us to any wait, so a shorter interval gains little."""
 
 
 class EngineOutput(Protocol):
@@ -44,11 +43,11 @@ class Engine(Protocol[OutputCovT]):
 
 
 class EngineDiedError(RuntimeError):
-    """The engine's thread ended; the replica has to be replaced."""
+    """The engine's thread ended, so the replica must be replaced."""
 
 
 class _EngineRequest(Generic[OutputT]):
-    """`ended` is done once `receive` has got all outputs, or with the failure."""
+    """`ended` resolves once `receive` has all outputs, or with the failure."""
 
     def __init__(self, receive: Callable[[list[OutputT]], bool]) -> None:
         self._receive = receive
@@ -70,10 +69,10 @@ class _EngineRequest(Generic[OutputT]):
 
 
 class EngineLoop(Generic[OutputT]):
-    """Steps the engine while it has work. Create it and call `run` on one event loop.
+    """Steps the engine while it has work. Create it and call `run` on the same event loop.
 
-    After a step, one callback of the event loop gives all requests their outputs. No task has to wake for each of them,
-    since the engine's thread gets no Python done while the event loop works.
+    After a step, one callback on the event loop delivers all outputs. A task wake-up per request would cost more: the
+    engine's thread cannot run Python while the event loop works.
     """
 
     def __init__(
@@ -84,8 +83,7 @@ class EngineLoop(Generic[OutputT]):
         step_timeout_s: float,
         initializer: Callable[[], None] = lambda: None,
     ) -> None:
-        """`initializer`: is called first on the engine's thread. The process has a switch interval of SWITCH_SECONDS
-        from now on."""
+        """`initializer` runs first on the engine's thread. Sets the process's switch interval to SWITCH_SECONDS."""
         sys.setswitchinterval(SWITCH_SECONDS)
         self._engine = engine
         self._step_timeout_s = step_timeout_s
@@ -108,12 +106,13 @@ class EngineLoop(Generic[OutputT]):
         receive: Callable[[list[OutputT]], bool],
         additions: Sequence[Callable[[], Awaitable[Callable[[str], None]]]] = (),
     ) -> None:
-        """Has the engine work on a request until `receive` returns that it has got all.
+        """Runs one request until `receive` returns True, then aborts it in the engine, also after an error or a
+        cancellation.
 
-        `receive(outputs)` is called on the event loop, in the caller's context: outputs that are ready together come
-        together. `add_request(engine_id)` runs on the engine's thread. So does the result of each of `additions`, as
-        soon as it is known. `run` raises what any of them raises. The id is unique, even when a request is sent again
-        while its first attempt is still ending. The request is aborted however `run` ends.
+        `receive(outputs)` runs on the event loop in the caller's context and gets all outputs that are ready.
+        `add_request(engine_id)` runs on the engine's thread; so does the result of each of `additions`, once its
+        coroutine returns. `run` raises any error of these functions. `engine_id` is unique even if a request is sent
+        again while its first attempt is still ending.
         """
         if self._failure is not None:
             raise EngineDiedError("the engine has stopped") from self._failure
@@ -128,29 +127,31 @@ class EngineLoop(Generic[OutputT]):
             for task in adding:
                 task.cancel()
             if request.ended.done() and not request.ended.cancelled():
-                request.ended.exception()  # a caller that is cancelled now does not ask for it
+                request.ended.exception()  # a cancelled caller does not retrieve the exception
             del self._requests[engine_id]
             self._commands.put(lambda: self._engine.abort(engine_id))
 
     def check_health(self) -> None:
-        """Raises EngineDiedError when the thread has ended or one step takes longer than `step_timeout_s`."""
+        """Raises EngineDiedError if the thread has ended or a step exceeds `step_timeout_s`."""
         if self._failure is not None:
             raise EngineDiedError("the engine has stopped") from self._failure
         if self.heartbeat_age > self._step_timeout_s:
             raise EngineDiedError(f"no step ended in {self.heartbeat_age:.0f} s")
 
     def wake(self) -> None:
-        """Has the thread ask the engine again whether it is idle. Thread-safe."""
+        """Makes the thread check `is_idle` again. Thread-safe."""
         self._commands.put(lambda: None)
 
     def fail(self, error: Exception) -> None:
-        """Ends every `run` and the thread, and fails the health, as if a step had raised `error`. Thread-safe."""
+        """Ends every `run` and the thread, and makes the health check fail, as if a step had raised `error`.
+        Thread-safe."""
         self._failure = error
         with contextlib.suppress(RuntimeError):  # the event loop is closed when the replica shuts down
             self._loop.call_soon_threadsafe(self._fail_all)
 
     def close(self) -> bool:
-        """Ends the thread after its current step. False: that takes too long. Requests get no more outputs."""
+        """Ends the thread after its current step. Requests get no more outputs. Returns False if the step takes too
+        long."""
         self._is_closed = True
         self.wake()
         self._thread.join(_CLOSE_SECONDS)
@@ -158,20 +159,20 @@ class EngineLoop(Generic[OutputT]):
 
     @property
     def num_requests(self) -> int:
-        """The requests that `run` has not ended."""
+        """Requests still in `run`."""
         return len(self._requests)
 
     @property
     def heartbeat_age(self) -> float:
-        """Seconds since the engine's thread last showed life, between two steps or while idle."""
+        """Seconds since the engine's thread last finished a step or polled while idle."""
         return time.monotonic() - self._last_beat
 
     def _run(self) -> None:
-        import torch  # the ingress, which does without, imports this module
+        import torch  # the ingress imports this module and must not load torch
 
         try:
             self._initializer()
-            with torch.inference_mode():  # once: to enter it takes a tenth of what a step takes beside the model
+            with torch.inference_mode():  # once: entering it costs a tenth of a step's overhead
                 self._step_until_closed()
         except Exception as error:
             logger.exception("engine thread ended")
@@ -209,9 +210,9 @@ class EngineLoop(Generic[OutputT]):
             self._loop.call_soon_threadsafe(self._fail, engine_id, error)
 
     def _deliver(self) -> None:
-        """Gives each request what is ready of it: of several steps, where the event loop has fallen behind."""
+        """Gives each request its ready outputs, from several steps if the event loop has fallen behind."""
         ready: dict[str, list[OutputT]] = {}
-        for _ in range(len(self._ready)):  # the engine goes on meanwhile
+        for _ in range(len(self._ready)):  # the engine's thread appends meanwhile
             for output in self._ready.popleft():
                 ready.setdefault(output.request_id, []).append(output)
         for engine_id, outputs in ready.items():

@@ -1,7 +1,7 @@
 """The ranks of one Generate replica: rank 0 runs in the replica, each other rank in an actor of its placement group.
 
-The actors belong to the replica: however the replica ends, Ray ends them. If an actor ends first, the replica learns of
-it and has to be replaced, because ranks that have lost each other cannot go on."""
+Ray ends the actors when the replica ends. If an actor ends first, the remaining ranks cannot continue, so the replica
+fails its health check and is replaced."""
 
 import contextlib
 import logging
@@ -30,17 +30,17 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 T = TypeVar("T")
 _LOOPBACK = "127.0.0.1"
-# How much longer than the fastest rank the slowest rank may take to load. The replica's health check sees a step that
-# takes too long, and the replica notices at once when a rank ends.
+# How much longer than the fastest rank the slowest rank may take to load. This is no step timeout: the replica's health
+# check detects slow steps, and `on_end` reports dead ranks.
 _LOAD_TIMEOUT_SECONDS = 1800.0
-# The reason of a rank's death may come so much later than the other ranks notice the death.
+# A failed rank may report its reason this long after the other ranks notice the failure.
 _REASON_SECONDS = 10.0
-# The ranks may take so long to end by themselves; afterwards Ray ends them.
+# Ranks get this long to stop by themselves before Ray kills them.
 _STOP_SECONDS = 2.0
 
 
 class GenerateRank:
-    """The class of an actor that is a rank other than 0. `num_cpus`: its threads."""
+    """Actor class of a rank other than 0. `num_cpus`: its torch threads."""
 
     def __init__(self, num_cpus: float) -> None:
         join_server_log("generate rank")
@@ -50,7 +50,7 @@ class GenerateRank:
         return _node_address()
 
     def load(self, config: "EngineConfig", parallel: "ParallelConfig", address: str, port: int) -> None:
-        """Meets the other ranks where rank 0 listens and loads this one's part of the model."""
+        """Connects to the other ranks at rank 0's address and loads this rank's part of the model."""
         import torch
 
         from raylens.llm.model_runner import ModelRunner
@@ -63,14 +63,14 @@ class GenerateRank:
         skip_startup_objects()
 
     def run(self) -> None:
-        """Takes part in every step until rank 0 says stop."""
+        """Takes part in every step until rank 0 sends stop."""
         from raylens.llm.ranks.lockstep import serve_steps
 
         serve_steps(self._runner, self._group)
 
 
 class RankActors:
-    """The ranks of a replica other than 0. Making this starts their processes at once, side by side."""
+    """The ranks of a replica other than 0. The constructor starts their processes without waiting for them."""
 
     def __init__(self, settings: GenerateConfig) -> None:
         placement_group = ray.util.get_current_placement_group()
@@ -92,7 +92,7 @@ class RankActors:
         self._is_stopping = False
 
     def load_engine(self, config: "EngineConfig") -> "LLMEngine":
-        """Returns the engine of rank 0 when all ranks have loaded their parts, side by side. Raises RuntimeError."""
+        """Returns rank 0's engine once all ranks have loaded their parts in parallel. Raises RuntimeError."""
         from raylens.llm.ranks.parallel import listen
 
         places = self._places()
@@ -102,21 +102,21 @@ class RankActors:
             rank: actor.load.remote(config, places[rank], address, store.port).future()
             for rank, actor in self._actors.items()
         }
-        # On a thread of its own, because loading waits for every rank, also for one that never comes.
+        # On its own thread: loading waits for every rank, even for one that never connects.
         own = _in_thread(partial(_load_rank_0, config, places[0], store))
         _results({0: own, **others})
         self._group, engine = own.result()
         return engine
 
     def run(self, on_end: Callable[[Exception], None]) -> None:
-        """Lets the other ranks follow rank 0. `on_end` is called, on another thread, when one ends before `stop`."""
+        """Starts the other ranks' step loops. If a rank ends before `stop`, `on_end` runs on another thread."""
         for rank, actor in self._actors.items():
             run: Future[None] = actor.run.remote().future()
             self._runs.append(run)
             run.add_done_callback(partial(self._tell, rank, on_end))
 
     def stop(self) -> None:
-        """Makes the other ranks end in good order. Call it when rank 0 will run no more steps."""
+        """Stops the other ranks gracefully. Call it after rank 0's last step."""
         from raylens.llm.ranks.lockstep import stop_ranks
         from raylens.llm.ranks.parallel import RankDiedError
 
@@ -127,7 +127,7 @@ class RankActors:
             wait(self._runs, timeout=_STOP_SECONDS)
 
     def _places(self) -> "list[ParallelConfig]":
-        """Returns each rank's place, by rank."""
+        """Returns each rank's ParallelConfig, in rank order."""
         from raylens.llm.ranks.parallel import ParallelConfig
 
         addresses = {rank: actor.node_address.remote().future() for rank, actor in self._actors.items()}
@@ -144,8 +144,7 @@ class RankActors:
 
 
 def meeting_hosts(node_addresses: list[str]) -> list[str]:
-    """Returns the address at which each rank talks to the others: loopback where all are on one node, else the
-    addresses that Ray uses."""
+    """Returns each rank's address for the others: loopback if all are on one node, else Ray's node addresses."""
     return [_LOOPBACK] * len(node_addresses) if len(set(node_addresses)) == 1 else node_addresses
 
 
@@ -165,12 +164,12 @@ def _node_address() -> str:
 
 
 def _results(futures: dict[int, Future[T]]) -> list[T]:
-    """Returns each rank's result. Raises RuntimeError as soon as one rank fails, whatever the others do."""
+    """Returns each rank's result. Raises RuntimeError at the first failure, without waiting for the other ranks."""
     from raylens.llm.ranks.parallel import RankDiedError
 
     done, pending = wait(futures.values(), return_when=FIRST_EXCEPTION)
     if all(isinstance(future.exception(), RankDiedError | None) for future in done):
-        # Ranks that lost another rank report only the loss, and often before that rank reports its own failure.
+        # Ranks that lost a peer report only the loss, often before the failed rank reports its reason.
         wait(pending, timeout=_REASON_SECONDS)
     errors = {rank: error for rank, future in futures.items() if future.done() and (error := future.exception())}
     if not errors:
@@ -180,13 +179,13 @@ def _results(futures: dict[int, Future[T]]) -> list[T]:
 
 
 def _in_one_line(error: BaseException) -> str:
-    """Returns an error's type and message; for an error within an actor's method, those of the method's own error."""
+    """Returns an error's type and the first line of its message, or those of a Ray task error's cause."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     return f"{type(cause).__name__}: {str(cause).strip().partition(chr(10))[0]}"
 
 
 def _in_thread(function: Callable[[], T]) -> "Future[T]":
-    """Runs the work on a thread. Unlike an executor's thread, it does not keep the process from ending."""
+    """Runs the function on a daemon thread. An executor's thread would keep the process from ending."""
     future: Future[T] = Future()
 
     def run() -> None:

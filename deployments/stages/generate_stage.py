@@ -50,15 +50,15 @@ _REPORT_SECONDS = 0.5
 
 
 class Generate(Replica):
-    """Stitches embeddings into the prompt and decodes. The replica is rank 0 where the model is divided among several
-    ranks. Where `encode.placement` is not separate, the replica encodes, too, on a thread of its own."""
+    """Inserts embeddings into the prompt and decodes. With tensor parallelism, the replica is rank 0. If
+    `encode.placement` is not `separate`, the replica also encodes, on a separate thread."""
 
-    _ranks: RankActors | None = None  # set also in a replica that could not load
+    _ranks: RankActors | None = None  # also set if loading failed
 
     def __init__(self, config: AppConfig) -> None:
         self._spans = start_replica("generate", config)
         settings = config.generate
-        # The ranks come first: their processes start while this one imports.
+        # First, so the ranks' processes start while this one imports.
         ranks = RankActors(settings) if settings.tensor_parallel_size > 1 else None
         set_up_torch(settings.num_cpus)
         with memory_turn(config.generate_device):
@@ -81,9 +81,9 @@ class Generate(Replica):
         skip_startup_objects()
 
     def _load(self, config: AppConfig, ranks: RankActors | None) -> "LLMEngine":
-        """Loads the encoder, if there is one here, and the language half."""
-        # The encoder comes before the language half, whose KV cache takes the memory that is left. The encoder's graphs
-        # may take as much memory as its activations.
+        """Loads the encoder, if it is placed here, and the language half."""
+        # The encoder loads first, because the KV cache takes the remaining memory. The encoder's graphs may take as
+        # much memory as its activations.
         self._encoder = None if config.encode.placement == "separate" else Encode(config, spans=self._spans)
         reserved_bytes = 0 if self._encoder is None else 2 * config.encode.activation_bytes
         from raylens.llm.engine import LLMEngine
@@ -107,7 +107,7 @@ class Generate(Replica):
         return LLMEngine(engine_config) if ranks is None else ranks.load_engine(engine_config)
 
     def __del__(self) -> None:
-        """Stops the ranks, and does what every replica does at its end."""
+        """Stops the ranks, then runs the common cleanup of replicas."""
         super().__del__()
         ranks, self._ranks = self._ranks, None
         if ranks is not None and self._loop.close():
@@ -126,15 +126,16 @@ class Generate(Replica):
         priority: int,
         adapter: str | None = None,
     ) -> None:
-        """Renders the prompt, if nobody has, and sends the answers to `address` piece by piece: tokens that are ready
-        together go together, the first one at once. Returns when all of them are sent.
+        """Renders an unrendered prompt and sends the answers to `address`. Tokens that are ready together form one
+        piece; the first token is sent at once. Returns when all pieces are sent.
 
-        `items` are the request's. Generate waits for those that are still being encoded one by one, and meanwhile
-        computes the prompt up to the first of them. It raises EmbeddingsLostError when an item's embeddings do not
-        come. Requests of different `cache_salt` share no prefix. Requests of a lower `priority` go first. `adapter`:
-        the name of the adapter that answers. Generate raises LoraError for one that is broken, and InvalidRequestError
-        for one that has gone. Never give `context` by its name: Ray Serve's own function for calls by gRPC has such a
-        parameter, too, and the call would fail.
+        Generate awaits the pending embeddings of `items` one by one, and meanwhile computes the prompt up to the first
+        pending item. Requests of different `cache_salt` share no prefix. Requests of a lower `priority` run first.
+        `adapter`: the name of a LoRA adapter. Pass `context` by position: Ray Serve's gRPC call has a parameter of the
+        same name, and a keyword would fail.
+
+        Raises EmbeddingsLostError if an item's embeddings do not arrive, LoraError for a broken adapter, and
+        InvalidRequestError for a removed one.
         """
         with in_request(context), self._spans.span("generate", context) as span:
             lora = None if adapter is None else await self._find_adapter(adapter)
@@ -175,9 +176,9 @@ class Generate(Replica):
             )
 
     async def _piece_maker(self, prompt: ProcessedPrompt, params: SamplingParams) -> PieceMaker:
-        """Returns what makes pieces of the answers, once all that the request asks for is at hand."""
+        """Returns the request's PieceMaker, once its grammar, spellings and token bytes are ready."""
         if params.structured_output is not None:
-            # Compiling takes up to some seconds. On a thread it holds up no stream; the engine then finds the result.
+            # Compiling can take seconds. On a thread it blocks no stream, and the engine finds the result cached.
             await asyncio.to_thread(self._engine.grammar_compiler.compile, params.structured_output)
         if params.bad_words:
             await asyncio.to_thread(self._spell, params.bad_words)
@@ -208,19 +209,19 @@ class Generate(Replica):
             return None
         try:
             return await asyncio.to_thread(self._adapters.look)
-        except OSError as error:  # a file system that is away for a while
+        except OSError as error:  # file system temporarily unavailable
             logger.warning("generate.adapters_folder cannot be read: %s", error)
             return None
 
     def _spell(self, words: Sequence[str]) -> None:
-        """Finds the words' spellings before the engine asks for them, so that the engine's thread does not wait."""
+        """Caches the words' spellings, so the engine's thread does not wait for them."""
         for word in words:
             self._engine.byte_tokenizer.spellings(word)
 
     async def encode(
         self, request_id: str, modality: str, item: PackedItem, sent_at: float, context: RequestContext
     ) -> AsyncGenerator[PackedTensor | EmbeddingInfo]:
-        """See `Encode.encode`. Not where `encode.placement` is separate."""
+        """See `Encode.encode`. Not called if `encode.placement` is `separate`."""
         assert self._encoder is not None
         async with aclosing(self._encoder.encode(request_id, modality, item, sent_at, context)) as objects:
             async for one in objects:
@@ -234,7 +235,7 @@ class Generate(Replica):
         return Heartbeat(age_s, details=self._details, adapters=await self._seen_adapters())
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns what `deployments/routing/work_scaling.py` scales by."""
+        """Returns the load figures for `deployments/routing/work_scaling.py`."""
         stats, encoder = self._engine.stats, {}
         if self._encoder is not None:
             encoder = await self._encoder.record_autoscaling_stats()
@@ -254,6 +255,6 @@ class Generate(Replica):
 
 
 def _largest_picture_tokens(items: "ItemProcessor") -> int:
-    """Returns how many positions the model's largest picture takes in a prompt, as its processor is set."""
+    """Returns the number of prompt positions of the model's largest image, with the processor's settings."""
     options = items.rules("image").largest_options
     return len(items.expansion_for_size("image", items.largest_size("image"), options=options).token_ids)

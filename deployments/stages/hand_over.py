@@ -1,7 +1,7 @@
-"""Item embeddings on their way from Encode to the language model, one by one as they are ready.
+"""Hands item embeddings from Encode to the language model, each as soon as it is ready.
 
 The ingress calls Generate while items are still being encoded. Generate gets a reference to each item's embeddings,
-which may not exist yet, and meanwhile computes the prompt up to the first item that is missing."""
+possibly pending, and meanwhile computes the prompt up to the first pending item."""
 
 import asyncio
 import time
@@ -21,15 +21,14 @@ if TYPE_CHECKING:
 
 
 class EmbeddingsLostError(RuntimeError):
-    """The embeddings of an item did not come: the replica that was making them failed, or the node that held them is
-    gone."""
+    """An item's embeddings did not arrive: the encoding replica failed, or the node that held them is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class ItemEmbeddings:
-    """A reference to the PackedTensor of one item; `is_pending` where it is still being made.
+    """A reference to the PackedTensor of one item. `is_pending`: Encode is still computing it.
 
-    The reference is inside an object so that Ray does not wait for it before it makes the call.
+    Ray would delay the call for a bare reference, so this object wraps it.
     """
 
     ref: ObjectRef
@@ -37,11 +36,11 @@ class ItemEmbeddings:
 
 
 class HandOver:
-    """Receives the embeddings of one request. `rendered_at`, wall time, is when the prompt was ready, which no call can
-    come before. `count_remote_bytes` gets the bytes of each that came from another node. `stage` copies embeddings to
-    where the engine takes them from, on a thread; None: it takes them as they come.
+    """Receives the embeddings of one request.
 
-    `transfer`: the time of the received embeddings that took the longest from ready to here.
+    `rendered_at`: wall time when the prompt was ready; no call precedes it. `count_remote_bytes` gets the bytes of each
+    tensor from another node. `stage` copies embeddings to the engine's input memory, on a thread; None: no copy.
+    `transfer`: the slowest transfer among the received embeddings.
     """
 
     def __init__(
@@ -58,8 +57,7 @@ class HandOver:
         self.transfer = StageTime("transfer_embeddings", rendered_at, 0.0, process_name())
 
     async def ready(self) -> "list[torch.Tensor | None]":
-        """Returns each item's embeddings, (num_embeds, embedding_size), or None for an item that is still being
-        encoded."""
+        """Returns each item's embeddings, (num_embeds, embedding_size), or None while the item is being encoded."""
         indices = [index for index, item in enumerate(self._items) if not item.is_pending]
         received = await asyncio.gather(*map(self._receive, indices))
         found = dict(zip(indices, received, strict=True))
@@ -68,8 +66,8 @@ class HandOver:
     def pending(
         self, set_embeddings: "Callable[[str, int, torch.Tensor], None]"
     ) -> list[Callable[[], Awaitable[Callable[[str], None]]]]:
-        """Returns a coroutine function for each item that is still being encoded. It waits for the embeddings, and
-        returns a function that hands them to a request in the engine."""
+        """Returns a coroutine function for each pending item. The coroutine awaits the embeddings and returns a
+        function that hands them to a request in the engine."""
 
         async def receive(index: int) -> Callable[[str], None]:
             embeddings = await self._receive(index)
@@ -81,7 +79,8 @@ class HandOver:
         try:
             packed: PackedTensor = await self._items[index].ref
         except Exception as error:
-            # The ingress, which called Encode, gets the failure's own reason. From here it would come wrapped again.
+            # The ingress gets the original error from its own call of Encode. Chained here, the error would arrive
+            # wrapped.
             raise EmbeddingsLostError(f"item {index}: {type(error).__name__}") from None
         sent_at = max(self._rendered_at, packed.packed_at)
         if (seconds := time.time() - sent_at) > self.transfer.seconds:

@@ -1,4 +1,4 @@
-"""The order in which one thread works on items: a burst of large pictures must not hold up small ones."""
+"""The order in which one thread processes items: a burst of large images must not delay small ones."""
 
 import asyncio
 import contextvars
@@ -21,8 +21,8 @@ class _Waiting:
 
 
 class ItemQueue:
-    """Runs items of few pixels first. A quarter of the pixels goes to the item that has waited longest, so that large
-    items get on, too, however many small ones come. Use it on one event loop; `thread` is an executor of one thread."""
+    """Runs small items first. The oldest item gets a quarter of the pixels, so a stream of small items cannot starve
+    large ones. Use it on one event loop; `thread` is an executor of one thread."""
 
     def __init__(self, thread: Executor) -> None:
         self._thread = thread
@@ -31,12 +31,12 @@ class ItemQueue:
         self._oldest_may_take = 0.0
 
     def __len__(self) -> int:
-        """Returns how many items wait for their turn."""
+        """Returns the number of queued items."""
         return len(self._waiting)
 
     async def run(self, num_pixels: int, work: Callable[[], ResultT]) -> ResultT:
-        """Returns the result of `work` when its turn has come. If the caller leaves before, the queue skips the
-        work. `work` runs in the caller's context, which its log records have their ids from."""
+        """Returns the result of `work` after its turn. The queue drops the work if the caller leaves first. `work` runs
+        in the caller's context, so its log records have the request's ids."""
         work = partial(contextvars.copy_context().run, work)
         waiting = _Waiting(num_pixels, work, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)

@@ -1,7 +1,7 @@
-"""Lets the processes that share a GPU plan its memory one after the other.
+"""Makes processes that share a GPU plan its memory one after the other.
 
-A stage measures what its largest step takes and what others leave. Beside a stage that is still loading or trying its
-own largest step, either would count memory that the other one is about to take, or about to give back."""
+A stage measures the memory of its largest step and the memory that others leave. Two stages that measure at the same
+time would count memory that the other is about to allocate or free."""
 
 import fcntl
 import logging
@@ -19,8 +19,8 @@ _SLOW_SECONDS = 1.0
 
 @contextmanager
 def memory_turn(device: str) -> Iterator[None]:
-    """Around all from a stage's first allocation on `device` until its memory is planned. Waits for the turns of other
-    processes on the same GPU. On the CPU there is no turn to wait for."""
+    """Wrap a stage's startup in this, from its first allocation on `device` until its memory is planned. Waits for
+    other processes on the same GPU; does nothing on a CPU."""
     import torch
 
     if torch.device(device).type != "cuda":
@@ -33,7 +33,7 @@ def memory_turn(device: str) -> Iterator[None]:
 
 @contextmanager
 def turn(file: Path) -> Iterator[None]:
-    """Holds the file's lock. The system takes it back when the process ends, however it ends."""
+    """Holds the file's lock. The system releases it however the process ends."""
     started = time.monotonic()
     with file.open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -42,4 +42,4 @@ def turn(file: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough: a fork would keep it
+            fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough: a forked child would keep the lock

@@ -1,4 +1,4 @@
-"""Contents of files on their way between processes: a large one goes through Ray's object store."""
+"""Sends file contents between processes: large ones go through Ray's object store."""
 
 import asyncio
 
@@ -7,16 +7,17 @@ import ray
 from ray import ObjectRef
 
 IN_MESSAGE_BYTES = 2**15
-"""The most that goes in a message itself. While a longer one is written and read, others would wait."""
+"""The largest content inside a message. Reading and writing a larger message would delay others."""
 
 
 async def sent(content: bytes) -> bytes | ObjectRef:
-    """Returns what to send of a content. The sender has to keep a reference until the receiver has the content."""
+    """Returns the content or a reference to it. The sender must keep the reference until the receiver has the
+    content."""
     if len(content) <= IN_MESSAGE_BYTES:
         return content
     return await asyncio.to_thread(ray.put, np.frombuffer(content, np.uint8))
 
 
 async def received(content: bytes | ObjectRef) -> bytes:
-    """Returns the content of what was `sent`."""
+    """Resolves the result of `sent`."""
     return (await content).tobytes() if isinstance(content, ObjectRef) else content

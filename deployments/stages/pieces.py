@@ -1,4 +1,4 @@
-"""Turns the engine's outputs into the pieces that travel to the ingress, one for each answer that has new tokens."""
+"""Converts the engine's outputs into the pieces that travel to the ingress: one for each answer with new tokens."""
 
 import time
 from collections import defaultdict
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class PieceMaker:
-    """Makes the pieces of one request. The ingress has no tokenizer, so tokens become text here, and named tokens get
-    their bytes. This runs beside the engine's next step."""
+    """Makes the pieces of one request. The ingress has no tokenizer, so this class converts tokens to text and looks up
+    the bytes of named tokens, while the engine computes its next step."""
 
     def __init__(
         self,
@@ -29,20 +29,20 @@ class PieceMaker:
         *,
         includes_stop: bool = False,
     ) -> None:
-        """`first_prompt_token` is set where the client asks for the prompt's tokens by name. `includes_stop`: a stop
-        token that ends an answer is part of its text."""
+        """`first_prompt_token`: set if the client asks for the prompt's tokens by name. `includes_stop`: an answer's
+        text includes its stop token."""
         self._tokenizer = tokenizer
         self._detokenizers: defaultdict[int, Detokenizer] = defaultdict(make_detokenizer)
         self._first_prompt_token = first_prompt_token
         self._includes_stop = includes_stop
 
     def prepare(self) -> None:
-        """Loads what naming tokens needs. The first call takes up to a second, later ones no time."""
+        """Loads the token names. The first call takes up to a second, later ones no time."""
         self._tokenizer.token_bytes(0)
 
     def __call__(self, outputs: "Sequence[RequestOutput]") -> list[GeneratedText]:
-        """Returns one piece for each answer from the outputs of several steps, in the order of the answers' indices."""
-        if len(outputs) == 1:  # as most often
+        """Merges the outputs of several steps into one piece per answer, sorted by the answers' indices."""
+        if len(outputs) == 1:  # the usual case
             return [self._merge(outputs)]
         by_index: dict[int, list[RequestOutput]] = {}
         for output in outputs:
@@ -62,7 +62,7 @@ class PieceMaker:
             num_prompt_tokens=last.num_prompt_tokens,
             num_cached_tokens=last.num_cached_tokens,
             num_output_tokens=last.num_output_tokens,
-            # A plain string: the enumeration's module imports torch, which the ingress does without.
+            # A plain string: the enumeration's module imports torch, and the ingress must not.
             finish_reason=None if last.finish_reason is None else last.finish_reason.value,
             times=_stage_times(last, len(token_ids)) if last.index == 0 else [],
             index=last.index,
@@ -71,15 +71,15 @@ class PieceMaker:
         )
 
     def _prompt_logprobs(self, first: "RequestOutput") -> list[ScoredToken]:
-        """Returns what the first output of the first answer tells of the prompt's tokens."""
+        """Returns the prompt's scored tokens from the first answer's first output."""
         told = [self._scored(one) for one in first.prompt_logprobs]
         if (token_id := self._first_prompt_token) is None:
             return told
         return [ScoredToken(token_id, self._tokenizer.token_bytes(token_id), None, []), *told]
 
     def _text(self, last: "RequestOutput", token_ids: list[int], *, tells_offsets: bool) -> tuple[str, list[int]]:
-        """Returns the text that `token_ids`, the answer's next ones up to `last`, add, and the character in which each
-        begins."""
+        """Returns the text of the answer's next `token_ids`, up to `last`, and the index of the character in which each
+        token begins."""
         detokenizer = self._detokenizers[last.index]
         told = token_ids[:-1] if last.has_stop_token and not self._includes_stop else token_ids
         text, offsets = "", list[int]()
@@ -95,8 +95,8 @@ class PieceMaker:
         return text, offsets
 
     def _offset(self, index: int, token_id: int) -> int:
-        """Returns where answer `index`'s next token begins. Whole characters are counted as text is decoded; bytes are
-        counted only within a character that is not complete."""
+        """Returns the index of the character in which answer `index`'s next token begins. Counts bytes only within an
+        incomplete character."""
         detokenizer, starts, start = self._detokenizers[index], CharacterStarts(), 0
         for one in (*detokenizer.unfinished, token_id):
             start, _ = starts.feed(self._tokenizer.token_bytes(one) if detokenizer.tells(one) else b"")
@@ -108,10 +108,10 @@ class PieceMaker:
 
 
 def _stage_times(last: "RequestOutput", num_tokens: int) -> list[StageTime]:
-    """Returns the stage times that belong to these tokens. A stage's time goes out with the token that ends the stage,
-    which is one of the `num_tokens` before `last`'s end."""
+    """Returns the stage times of these tokens, the `num_tokens` up to `last`. The token that ends a stage carries the
+    stage's time."""
     first_index = last.num_output_tokens - num_tokens
-    if first_index > 1 and last.finish_reason is None:  # as most often
+    if first_index > 1 and last.finish_reason is None:  # the usual case
         return []
     moments, place = last.times, process_name()
     wall = time.time() - time.perf_counter()

@@ -1,6 +1,6 @@
 """The Preprocess deployment: a plain class, wrapped by `deployments/app.py`.
 
-A replica imports the library when it starts, so the controller and the ingress never load torch."""
+Only a replica imports the library, so the controller and the ingress never load torch."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -45,15 +45,15 @@ ResultT = TypeVar("ResultT")
 PIXELS = "pixels"
 _REPORT_SECONDS = 0.5
 CALL_PIXELS = 100_000
-"""The weight of every call, whatever it brings. The smallest picture takes 0.7 ms, a 4K JPEG 43 ms, some 6 ns a pixel.
-Beside a picture this weight is nothing, but thousands of waiting calls are work too."""
+"""The fixed weight of every call. The smallest image takes 0.7 ms, a 4K JPEG 43 ms, some 6 ns a pixel. The weight is
+negligible beside an image, but makes thousands of small calls count."""
 _LARGE_PIXELS = 2**24
-"""More pixels than photographs have. For an item of so many, giving memory back takes little time beside the rest."""
+"""Above this size (no photo is larger), returning freed memory to the system is cheap next to the processing."""
 
 
 class Preprocess(Replica):
-    """Runs the model's Hugging Face processor. Items and prompts have a thread each, so that a prompt does not wait for
-    another request's picture. The event loop answers heartbeats meanwhile."""
+    """Runs the model's Hugging Face processor. Items and prompts have a thread each, so a prompt never waits for
+    another request's image. The event loop stays free for heartbeats."""
 
     def __init__(self, config: AppConfig) -> None:
         self._spans = start_replica("preprocess", config)
@@ -68,9 +68,9 @@ class Preprocess(Replica):
         skip_startup_objects()
 
     async def process_item(self, job: ItemJob) -> AsyncGenerator[PackedItem | PackedTensor | ItemInfo]:
-        """Yields the item's tensors, or its embeddings where the client has sent embeddings, and its ItemInfo."""
+        """Yields the item's tensors, or the client's embeddings if it sent embeddings, and the ItemInfo."""
         watch = Stopwatch()
-        # The block ends before the first yield: a generator that is dropped at one would go on counting until it is
+        # The block ends before the first yield: a generator dropped at a yield would keep counting until it is
         # collected.
         status = "error"
         try:
@@ -85,10 +85,10 @@ class Preprocess(Replica):
         packed = {name: PackedTensor.pack(tensor) for name, tensor in tensors.items()}
         yield packed["embeddings"] if info.is_encoded else packed
         yield info
-        self._spans.record(job.context, info.times)  # nobody waits for it
+        self._spans.record(job.context, info.times)  # after the yield, off the critical path
 
     def _process(self, job: ItemJob, content: bytes, watch: Stopwatch) -> "tuple[ItemInfo, ItemTensors]":
-        """`watch` has been running since the job arrived."""
+        """`watch` started when the job arrived."""
         queued, items = watch.read("processor_queue"), self._processor.items
         work = items.accept if job.is_precomputed else items.process
         try:
@@ -107,8 +107,8 @@ class Preprocess(Replica):
         context: RequestContext,
         *items: ItemInfo,
     ) -> AsyncGenerator[ProcessedPrompt]:
-        """Yields what `PromptRenderer.render` returns. Each item is an argument of its own, so that the caller may give
-        a reference to it, and Ray makes the call when all of them are there."""
+        """Yields the result of `PromptRenderer.render`. Each item is a separate argument, so a caller may pass
+        references; Ray makes the call once all of them are resolved."""
         prompts = self._processor.prompts
         with in_request(context):
             made = await self._on_prompt_thread(lambda: rendered(prompts, prompt, items, mm_hashes, truncation))
@@ -127,7 +127,7 @@ class Preprocess(Replica):
             return await asyncio.get_running_loop().run_in_executor(self._prompt_thread, work)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns what `deployments/routing/work_scaling.py` scales by."""
+        """Returns the load figures for `deployments/routing/work_scaling.py`."""
         return self._pending.stats()
 
     async def heartbeat(self) -> Heartbeat:
@@ -150,7 +150,7 @@ def rendered(
     mm_hashes: Sequence[str],
     truncation: PromptTruncation | None,
 ) -> ProcessedPrompt:
-    """Returns what `PromptRenderer.render` returns. Raises InvalidRequestError for a prompt without a token, too."""
+    """Returns the result of `PromptRenderer.render`. Also raises InvalidRequestError for a prompt without tokens."""
     processed = prompts.render(prompt, items, mm_hashes, truncation=truncation)
     if not processed.prompt_token_ids:
         raise InvalidRequestError("the prompt has no token", field="prompt", code="empty_prompt")
@@ -158,7 +158,7 @@ def rendered(
 
 
 def load_model_processor(config: AppConfig) -> "MultiModalProcessor":
-    """Returns the processor of the model that is served. Call `set_up_torch` before."""
+    """Returns the served model's processor. Call `set_up_torch` first."""
     import torch
 
     from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
@@ -179,7 +179,7 @@ def load_model_processor(config: AppConfig) -> "MultiModalProcessor":
 
 
 def plugin_choice(config: AppConfig) -> "VisionPluginChoice | None":
-    """Returns the vision plug-in of a text model in the libraries' form."""
+    """Returns the vision plug-in of a text model in the libraries' form, None if not configured."""
     from raylens.preprocess.vision_plugins.registry import VisionPluginChoice
 
     settings, tower, projector = config.vision_plugin, config.encode.tower, config.encode.projector

@@ -1,7 +1,6 @@
-"""One call of a stage, the recovery from dead replicas and lost data, and its failures in terms of this application.
+"""Calls a stage, recovers from dead replicas and lost data, and translates failures to this application's errors.
 
-Ray reports a replica's death, a lost object and an error of the stage's own code in ways of its own. No module above
-this one sees them."""
+No module above this one sees Ray's own errors for a replica's death, a lost object or an error of the stage's code."""
 
 import asyncio
 import contextlib
@@ -27,12 +26,12 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 ResultT = TypeVar("ResultT")
 InputT = TypeVar("InputT")
-# What a failed call raises. RayServeException is no RayError: it says that there is no replica or no room in the queue,
-# or that a call whose result this one needs has failed.
+# Errors of a failed call. RayServeException is no RayError; Serve raises it for a missing replica, a full queue, or the
+# failure of a call whose result this call needs.
 _CALL_ERRORS = (RayError, RayServeException)
-# The data behind a reference is lost: with the node that held it, or with the replica that was making it.
+# The data behind a reference is lost: its node is gone, or the replica that computed it failed.
 _LOSSES = (ObjectLostError, EmbeddingsLostError)
-# What a replica raises that cannot go on; another one can take its calls.
+# A replica that raises these cannot continue; another one can take its calls.
 _ENDS = (EngineDiedError, PiecesLostError)
 MAX_ATTEMPTS = 4
 
@@ -40,14 +39,14 @@ Remedy = Callable[[], Awaitable[None]]
 
 
 class Stream(Protocol):
-    """What a stage sends of one call, bit by bit."""
+    """The streamed results of one call."""
 
     def __aiter__(self) -> AsyncGenerator[Any]: ...
     def cancel(self) -> None: ...
 
 
 class StageError(RuntimeError):
-    """A failure of the server, not a mistake of the client, in the stage `stage`."""
+    """A failure of the server, not a client's mistake, in `stage`."""
 
     def __init__(self, stage: str, message: str) -> None:
         super().__init__(message)
@@ -55,28 +54,28 @@ class StageError(RuntimeError):
 
 
 class StageFailedError(StageError):
-    """A stage answered with an error of its own; it would do so again."""
+    """A stage answered with an error of its own; a retry would fail in the same way."""
 
 
 class PlugInFailedError(StageFailedError):
-    """A plug-in failed in the stage. The message is for the client, too."""
+    """A plug-in failed in the stage. Clients see the message."""
 
 
 class AdapterFailedError(StageFailedError):
-    """A LoRA adapter cannot be served. The message says why, and is for the client, too."""
+    """A LoRA adapter cannot be served. Clients see the message, which states the reason."""
 
 
 class ChatTemplateFailedError(StageFailedError):
-    """The model's chat template fails in the stage. The message is for the client, too."""
+    """The model's chat template failed in the stage. Clients see the message."""
 
 
 class StageUnavailableError(StageError):
-    """A stage has no replica, or replicas and data were lost faster than the request could be sent again."""
+    """A stage has no replica, or replicas and data were lost in every attempt."""
 
 
 class StageCalls:
-    """Calls the stages. `items_recomputed` counts what is sent again. `on_reply(stage)` is called whenever a stage has
-    answered, which is a sign of life."""
+    """Calls the stages. `items_recomputed` counts retries. `on_reply(stage)` runs whenever a stage answers, as a sign
+    of life."""
 
     def __init__(self, items_recomputed: Counter, on_reply: Callable[[str], None] = lambda stage: None) -> None:
         self._items_recomputed = items_recomputed
@@ -85,9 +84,9 @@ class StageCalls:
     async def send(
         self, stage: str, call: Callable[[], Awaitable[ResultT]], make_lost_again: Remedy | None = None
     ) -> ResultT:
-        """Awaits `call()` and repeats it where that can help. Raises InvalidRequestError or a StageError.
+        """Awaits `call()` and retries it if that can help. Raises InvalidRequestError or a StageError.
 
-        `make_lost_again` makes the data anew that the call refers to. Without it, a call whose data is lost fails.
+        `make_lost_again` recomputes the call's input data. Without it, a call with lost data fails.
         """
         attempt = 0
         while True:
@@ -102,8 +101,8 @@ class StageCalls:
                 return result
 
     async def stream(self, stage: str, call: Callable[[], Stream], make_lost_again: Remedy) -> AsyncGenerator[Any]:
-        """Yields what `call()` streams. Until the first object has come, the stream recovers as `send` does. A failure
-        after that is final. Closing the stream cancels the call."""
+        """Yields the stream of `call()`. Recovers like `send` until the first object arrives; a later failure is final.
+        Closing the stream cancels the call."""
         attempt = 0
         while True:
             has_started = False
@@ -116,7 +115,7 @@ class StageCalls:
                             has_started = True
                             yield one
                 return
-            except Exception as error:  # by gRPC the stage's own errors come as they are
+            except Exception as error:  # over gRPC, the stage's own errors arrive unwrapped
                 if has_started:
                     _raise_translated(error, stage)
                 await self._recover(error, stage, attempt, make_lost_again)
@@ -126,11 +125,10 @@ class StageCalls:
                 raise
 
     async def _recover(self, error: Exception, stage: str, attempt: int, make_lost_again: Remedy | None) -> None:
-        """Returns when the call can be made again, else raises `error` as one of this application's errors.
+        """Returns if the call can be retried, else raises `error` as one of this application's errors.
 
-        If a replica died, another one takes the call after a pause. If data is lost that the call refers to,
-        `make_lost_again` makes it first. If the stage answered with an error of its own, a second call would end in the
-        same error.
+        After a replica's death, another replica takes the call after a pause. After a loss of data, `make_lost_again`
+        recomputes it first. A stage's own error is final: a retry would fail in the same way.
         """
         cause = _cause(error)
         is_lost = isinstance(cause, _LOSSES)
@@ -152,10 +150,10 @@ async def with_pending(
     finished: Callable[[], Awaitable[Any]],
     call: Callable[[InputT], Awaitable[ResultT]],
 ) -> ResultT:
-    """Returns the result of `call(await inputs())`, where the inputs may be references to what is still being made.
+    """Returns the result of `call(await inputs())`, whose inputs may be references to pending data.
 
-    `finished` waits until all inputs are made. What it raises goes before an error of the call, which may only follow
-    from it. If inputs were made again meanwhile, because the replica that made them died, the call is made again, too.
+    `finished` waits until all inputs are computed. Its error takes precedence over the call's error, which may only be
+    a consequence. If inputs were recomputed meanwhile after a replica's death, the call is made again.
     """
     while True:
         given = await inputs()
@@ -175,14 +173,14 @@ async def with_pending(
 
 
 def has_result(task: "asyncio.Future[Any]") -> bool:
-    """Returns whether the task has ended well."""
+    """Returns whether the task succeeded."""
     return task.done() and not task.cancelled() and task.exception() is None
 
 
 @contextlib.contextmanager
 def _own_cancellation_only() -> Iterator[None]:
-    """Wraps the wait for a call. Ray Serve raises CancelledError also when the call's replica has died. If this task
-    was not cancelled itself, the block raises TaskCancelledError instead, one of _CALL_ERRORS."""
+    """Wraps the wait for a call. Ray Serve raises CancelledError also when the call's replica has died. Unless this
+    task itself was cancelled, this raises TaskCancelledError instead, one of _CALL_ERRORS."""
     try:
         yield
     except asyncio.CancelledError:
@@ -193,7 +191,7 @@ def _own_cancellation_only() -> Iterator[None]:
 
 
 def _cancel(response: DeploymentResponseGenerator[Any] | Stream) -> None:
-    # If the call never reached a replica, cancelling it raises the reason.
+    # Cancelling a call that never reached a replica raises the reason.
     with contextlib.suppress(Exception):
         if isinstance(response, DeploymentResponseGenerator):
             cancel_call(response)
@@ -202,12 +200,12 @@ def _cancel(response: DeploymentResponseGenerator[Any] | Stream) -> None:
 
 
 def _is_own(error: Exception) -> bool:
-    """Returns whether the stage's code has raised the error, and not Ray."""
+    """Returns whether the stage's code raised the error, rather than Ray."""
     return isinstance(error, RayTaskError) or not isinstance(error, _CALL_ERRORS)
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Returns the exception below Ray's wrapping: of the stage's own code, or of a call whose result this one needs."""
+    """Returns the exception inside Ray's wrapping: the stage's own, or that of a call whose result this call needs."""
     cause: BaseException | None = None
     if isinstance(error, RayTaskError):
         cause = error.cause
@@ -218,13 +216,12 @@ def _cause(error: BaseException) -> BaseException:
 
 def _raise_translated(error: Exception, stage: str) -> NoReturn:
     translated = _translated(error, stage)
-    if translated is error:  # it came as it is, and is not its own cause
+    if translated is error:  # unwrapped error: it must not become its own cause
         raise error
     raise translated from error
 
 
 def _translated(error: Exception, stage: str) -> Exception:
-    """Returns Ray's error as one of this application's errors."""
     cause = _cause(error)
     if isinstance(cause, InvalidRequestError):
         return cause

@@ -7,8 +7,8 @@ from ray.serve.handle import DeploymentHandle
 
 
 class StageHandles(NamedTuple):
-    """`encoders`: the stages that encode items, by their names: `encode`, `generate`, or both. The first one of equals
-    is taken. While the application is built, its deployments stand where their handles will be."""
+    """`encoders`: the encoding stages by name: `encode`, `generate`, or both. Among equals, the first one is used.
+    While the application is built, deployments stand in for their handles."""
 
     preprocess: DeploymentHandle[Any]
     generate: DeploymentHandle[Any]

@@ -4,8 +4,8 @@ import os
 
 
 def set_up_torch(num_cpus: float) -> None:
-    """Call this in a replica before it imports torch or transformers. It bounds torch's threads to the CPUs that the
-    replica has reserved."""
+    """Limits torch's threads to the replica's reserved CPUs. Call it before the replica imports torch or
+    transformers."""
     prepare_torch()
     import torch
 
@@ -13,11 +13,11 @@ def set_up_torch(num_cpus: float) -> None:
 
 
 def prepare_torch() -> None:
-    """Call this before torch or transformers are imported. It makes torchvision importable, and has threads of torch
-    sleep that have nothing to do.
+    """Makes torchvision importable and makes idle torch threads sleep. Call it before torch or transformers are
+    imported.
 
-    Otherwise they would keep cores busy for a millisecond after each operation, and Raylens' own kernels, which have
-    other threads, would get no core meanwhile: a vision tower took 1.7 times as long."""
+    By default, idle torch threads spin for a millisecond after each operation and starve the threads of Raylens' own
+    kernels: a vision tower took 1.7 times as long."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded
     from raylens.modeling.torchvision_build import make_importable
 

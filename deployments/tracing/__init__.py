@@ -1,1 +1,1 @@
-"""The spans of requests for OpenTelemetry: what is noted of them, who makes them, and where they go."""
+"""The spans of requests for OpenTelemetry: their creation and their export."""

@@ -1,4 +1,4 @@
-"""Where the spans of this process go: to the collector that the configuration or OpenTelemetry's variables name."""
+"""Exports this process's spans to the collector named by the configuration or by OpenTelemetry's variables."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.sampling import Sampler
 
 _DEFAULT_SAMPLE_RATIO = 0.1
-"""Keeps the cost below 2 % of the throughput. Tracing of every request takes 6 %."""
+"""Keeps the cost below 2 % of the throughput. Tracing every request costs 6 %."""
 _ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _SAMPLER_VARIABLE = "OTEL_TRACES_SAMPLER"
@@ -26,8 +26,8 @@ _FLUSH_SECONDS = 2.0
 
 
 def spans_of(config: TracingConfig, process: str) -> Spans:
-    """Returns what makes this process's spans. `process`: its name. Raises RuntimeError where tracing is configured,
-    but not possible."""
+    """Returns this process's Spans. `process`: its name. Raises RuntimeError if tracing is configured but
+    impossible."""
     if not is_configured(config):
         return Spans()
     protocol = next((os.environ[name] for name in _PROTOCOL_VARIABLES if os.environ.get(name)), "grpc")
@@ -51,14 +51,14 @@ def spans_of(config: TracingConfig, process: str) -> Spans:
 
 
 def _flush(provider: "TracerProvider") -> None:
-    """Gives up where the collector does not answer in time, for which the provider itself would wait for longer."""
+    """Gives up after a timeout; the provider itself would wait longer for a silent collector."""
     thread = threading.Thread(target=provider.force_flush, daemon=True)
     thread.start()
     thread.join(_FLUSH_SECONDS)
 
 
 class _Seldom(logging.Filter):
-    """Lets one record pass in a while. While the collector is away, the exporter complains every second."""
+    """Rate limit: while the collector is unreachable, the exporter logs an error every second."""
 
     _next_at = 0.0
 
@@ -74,7 +74,7 @@ def is_configured(config: TracingConfig) -> bool:
 
 
 def _sampler(config: TracingConfig) -> "Sampler | None":
-    """Returns None for what OpenTelemetry's own variables say."""
+    """Returns None to let OpenTelemetry's own variables decide."""
     from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
     if config.sample_ratio is None and os.environ.get(_SAMPLER_VARIABLE):

@@ -1,7 +1,7 @@
-"""The spans of this process, made by OpenTelemetry's SDK. Where no collector is configured, nothing is recorded.
+"""The spans of this process, made by OpenTelemetry's SDK. Nothing is recorded without a configured collector.
 
-Stages measure their times anyway (`StageTime`). Their spans are made of these figures afterwards, so both agree, and
-nothing happens while a stage works. A span begins before its work only if it has children."""
+Stages measure their times anyway (`StageTime`). Their spans are created from these figures afterwards, so both agree,
+and tracing adds no work inside a stage. Only a span with children starts before its work."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ TraceHeaders = dict[str, list[str]]
 
 
 def trace_headers(values: Mapping[str, list[str]]) -> TraceHeaders:
-    """Returns those that can be read. W3C: a trace that cannot be read is not the request's, and is no error."""
+    """Returns the valid headers. By W3C's rules, an invalid trace context is ignored and no error."""
     parents, states = values["traceparent"], values["tracestate"]
     if len(parents) != 1 or len(parents[0]) > _MOST_CHARS:
         return {}
@@ -40,7 +40,7 @@ def trace_headers(values: Mapping[str, list[str]]) -> TraceHeaders:
 
 
 class OpenSpan:
-    """A span that has not ended. `context`: what its children get. The default `span` records nothing."""
+    """A span that has not ended. `context`: for its children. The default `span` records nothing."""
 
     def __init__(self, context: RequestContext, span: Span = INVALID_SPAN) -> None:
         self.context = context
@@ -57,7 +57,7 @@ class OpenSpan:
         self._span.set_attributes(_encodable(attributes))
 
     def link(self, other: RequestContext) -> None:
-        """Says that the work of another span is this one's, too."""
+        """Links the span to another span that did this one's work."""
         if other.is_sampled:
             self._span.add_link(get_current_span(_parent(other)).get_span_context())
 
@@ -70,8 +70,8 @@ class OpenSpan:
 
 
 class Spans:
-    """Makes the spans of this process. `provider`: records them and decides which requests are traced; without it
-    contexts are only handed on. `flush`: sends the spans that wait to be sent."""
+    """Creates the spans of this process. `provider` records them and samples requests; without a provider, contexts are
+    only passed on. `flush` sends the pending spans."""
 
     def __init__(self, provider: TracerProvider | None = None, flush: Callable[[], object] = lambda: None) -> None:
         self._is_on = provider is not None
@@ -83,8 +83,8 @@ class Spans:
     def root(
         self, request_id: str, headers: TraceHeaders, name: str, attributes: Mapping[str, Attribute]
     ) -> Iterator[OpenSpan]:
-        """A span for a request of a client that lasts as long as the block. It belongs to the client's trace if the
-        `headers` name one. A request that is not recorded has the ids of a trace nevertheless."""
+        """Opens a client request's span, which lasts as long as the block. It joins the client's trace if the `headers`
+        name one. Unrecorded requests have trace ids, too."""
         span = self._tracer.start_span(name, _W3C.extract(headers), SpanKind.SERVER, _encodable(attributes))
         try:
             yield OpenSpan(_context_of(request_id, span), span)
@@ -95,7 +95,7 @@ class Spans:
     def span(
         self, name: str, context: RequestContext, attributes: Mapping[str, Attribute] | None = None
     ) -> Iterator[OpenSpan]:
-        """A span that lasts as long as the block, and fails with it."""
+        """Opens a span that lasts as long as the block and fails with it."""
         if not (self._is_on and context.is_sampled):
             yield OpenSpan(context)
             return
@@ -112,8 +112,8 @@ class Spans:
     def record(
         self, context: RequestContext, times: Sequence[StageTime], attributes: Mapping[str, Attribute] | None = None
     ) -> None:
-        """Makes a span of each of the `times`, a child of the context's. The log has them, too, with `--log-level
-        debug`."""
+        """Creates a span for each of the `times`, as a child of the context's span. With `--log-level debug`, also logs
+        the times."""
         _log(context, times)
         if not (times and self._is_on and context.is_sampled):
             return
@@ -147,7 +147,7 @@ def _encodable_value(value: Attribute) -> Attribute:
 
 
 def _text(text: str) -> str:
-    """Returns what a message can carry: an error's words may quote half a surrogate pair of a client's."""
+    """Returns text that a message can carry: an error may quote half a surrogate pair from a client."""
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 

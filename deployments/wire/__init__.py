@@ -1,1 +1,1 @@
-"""Data between the stages: messages, tensors, and the private port that carries the pieces of answers."""
+"""Data between stages: messages, tensors, and the private port that carries the pieces of answers."""

@@ -1,8 +1,8 @@
-"""The way of answers from Generate to the ingress that asked: one connection carries the pieces of all their streams.
+"""Carries answers from Generate to the calling ingress: one connection for the pieces of all streams.
 
-The ingress listens, and tells its address with each call of Generate. A replica connects to it at the first call and
-then sends, after each step of its engine, one message with all that the step gave. A call of Ray for each piece would
-take as much of the processor as the model's own work on it. `deployments/pipeline/piece_receiver.py` is the other end.
+The ingress listens and sends its address with each Generate call. A replica connects at the first call. After each
+engine step it sends one message with all of the step's output. One Ray call per piece would cost as much CPU time as
+the model. `deployments/pipeline/piece_receiver.py` is the receiving end.
 """
 
 import asyncio
@@ -17,24 +17,24 @@ _CONNECT_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class PieceAddress:
-    """Where the pieces of one call go. `number` names the call among all calls of its ingress."""
+    """Destination of one call's pieces. `number` identifies the call within its ingress."""
 
     ingress: PortAddress
     number: int
 
 
 class PiecesLostError(RuntimeError):
-    """The connection to the ingress is gone, and pieces with it."""
+    """The connection to the ingress is gone, with any unsent pieces."""
 
 
 class PieceConnections:
-    """A replica's connections, one to each ingress that has called. Use it on one event loop."""
+    """A replica's connections, one per calling ingress. Use it on one event loop."""
 
     def __init__(self) -> None:
         self._open: dict[PortAddress, PieceConnection] = {}
 
     async def to(self, ingress: PortAddress) -> "PieceConnection":
-        """Returns the connection to an ingress. Raises PiecesLostError if it cannot be reached."""
+        """Returns the connection to an ingress. Raises PiecesLostError if the ingress is unreachable."""
         connection = self._open.get(ingress)
         if connection is None or connection.is_lost:
             self._open = {address: one for address, one in self._open.items() if not one.is_lost}
@@ -48,7 +48,7 @@ class PieceConnections:
 
 
 class PieceConnection:
-    """A connection to one ingress. Pieces sent while it is busy go together in the next message."""
+    """A connection to one ingress. Pieces sent while it is busy share the next message."""
 
     def __init__(self, address: PortAddress) -> None:
         self._waiting: list[SentPieces] = []
@@ -62,12 +62,11 @@ class PieceConnection:
         return self._task.done()
 
     async def connected(self) -> None:
-        """Waits until pieces can be sent. Raises PiecesLostError if that cannot be."""
+        """Waits until the connection is open. Raises PiecesLostError if it fails."""
         await asyncio.shield(self._connected)
 
     def send(self, number: int, pieces: list[GeneratedText], *, is_last: bool) -> None:
-        """Sends pieces of call `number`, of which `is_last` says that none follow. Raises PiecesLostError if the
-        connection is gone."""
+        """Sends pieces of call `number`. `is_last`: none follow. Raises PiecesLostError if the connection is gone."""
         if self.is_lost:
             raise PiecesLostError("the connection to the ingress is gone")
         self._waiting.append((number, list(map(pack_piece, pieces)), is_last))
@@ -88,7 +87,7 @@ class PieceConnection:
             writer.close()
 
     async def _notice_end(self, reader: asyncio.StreamReader) -> None:
-        """Raises ConnectionError when the ingress closes the connection, which never sends anything."""
+        """Raises ConnectionError when the ingress closes the connection. The ingress never sends data."""
         await reader.read()
         raise ConnectionError("the ingress has closed the connection")
 
@@ -98,10 +97,10 @@ class PieceConnection:
             self._has_waiting.clear()
             waiting, self._waiting = self._waiting, []
             writer.write(pack_message(waiting))
-            await writer.drain()  # an ingress that falls behind gets more at once
+            await writer.drain()  # a slow ingress gets larger messages
 
     def _end(self, task: asyncio.Task[None]) -> None:
         failure = None if task.cancelled() else task.exception()
         if not self._connected.done():
             self._connected.set_exception(PiecesLostError(f"the ingress cannot be reached: {failure!r}"))
-            self._connected.exception()  # nobody may wait for it
+            self._connected.exception()  # marks the exception as retrieved

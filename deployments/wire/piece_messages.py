@@ -1,8 +1,8 @@
-"""The messages that carry pieces of answers: data and no code, unlike Ray's own.
+"""The messages that carry pieces of answers, as msgpack. Unlike Ray's own format, msgpack carries no code.
 
-A message is a frame of msgpack: for each call in it the call's number, its pieces, and whether they are the last ones.
-Each piece is msgpack within it, which the ingress unpacks when the call's client takes it: unpacked, log-probabilities
-take ten times the memory. A piece is the list of its fields, and so are a stage time and a scored token.
+A message is a frame of msgpack. For each of its calls it holds the call's number, the packed pieces, and whether these
+are the last ones. The ingress unpacks a piece only when the client takes it: unpacked log-probabilities take ten times
+the memory. Pieces, stage times and scored tokens are lists of their fields.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from raylens.deployments.wire.stage_messages import GeneratedText, ScoredToken
 from raylens.preprocess.schema import StageTime
 
 SentPieces: TypeAlias = tuple[int, Sequence[bytes], bool]
-"""A call's number, packed pieces of its answers, and whether they are the last ones."""
+"""A call's number, packed pieces of its answers, and whether these are the last ones."""
 
 _piece_fields: Callable[[GeneratedText], tuple[Any, ...]] = attrgetter(*(one.name for one in fields(GeneratedText)))
 _time_fields = attrgetter(*(one.name for one in fields(StageTime)))
 _TIMES = [one.name for one in fields(GeneratedText)].index("times")
 _token_fields = attrgetter(*(one.name for one in fields(ScoredToken)))
-_NUM_PLAIN_FIELDS = len(fields(GeneratedText)) - 2  # before the scored tokens of the answer and of the prompt
+_NUM_PLAIN_FIELDS = len(fields(GeneratedText)) - 2  # all but the scored tokens of answer and prompt
 
 
 def pack_piece(piece: GeneratedText) -> bytes:
@@ -33,7 +33,7 @@ def pack_piece(piece: GeneratedText) -> bytes:
 
 
 def unpack_piece(packed: bytes) -> GeneratedText:
-    """Raises MalformedMessageError for what is no piece."""
+    """Raises MalformedMessageError if `packed` is no piece."""
     try:
         return _unpacked(msgpack.unpackb(packed, use_list=True, strict_map_key=False))
     except Exception as error:
@@ -41,14 +41,13 @@ def unpack_piece(packed: bytes) -> GeneratedText:
 
 
 def pack_message(sent: Sequence[SentPieces]) -> bytes:
-    """Returns one message."""
     body: bytes = msgpack.packb(sent)
     return frame(body)
 
 
 async def read_message(reader: asyncio.StreamReader) -> list[SentPieces]:
-    """Returns the next message. Raises IncompleteReadError where the connection ends, MalformedMessageError for what is
-    no message."""
+    """Returns the next message. Raises IncompleteReadError when the connection ends, MalformedMessageError for an
+    invalid message."""
     body = await read_frame(reader)
     try:
         sent = [(number, packed, is_last) for number, packed, is_last in msgpack.unpackb(body)]
@@ -62,7 +61,7 @@ async def read_message(reader: asyncio.StreamReader) -> list[SentPieces]:
 
 
 def _packed(piece: GeneratedText) -> tuple[Any, ...]:
-    if not (piece.times or piece.logprobs or piece.prompt_logprobs):  # as most are
+    if not (piece.times or piece.logprobs or piece.prompt_logprobs):  # the usual case
         return _piece_fields(piece)
     *plain, logprobs, prompt_logprobs = _piece_fields(piece)
     plain[_TIMES] = list(map(_time_fields, piece.times))

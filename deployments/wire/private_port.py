@@ -1,9 +1,9 @@
-"""A TCP port for processes of the same cluster, which refuses everybody who does not know its token.
+"""A TCP port for processes of the same cluster. It refuses connections without its token.
 
-Its address travels by a call of Ray, so only processes of the application know the token. Both ends prove that they
-know it: each answers a random number of the other's by an HMAC, so the token itself never travels, and whoever listens
-in the place of a process that has ended learns nothing. The port then carries data and no code, in the clear, in
-frames: four bytes with the length, big-endian, and as many bytes."""
+The address travels in a Ray call, so only the application's processes know the token. Both ends prove their knowledge:
+each answers the other's random number with an HMAC. The token itself never travels, so an impostor on a dead process's
+port learns nothing. The port then carries data and no code, unencrypted, in frames: the length in four bytes,
+big-endian, then the body."""
 
 import asyncio
 import hmac
@@ -23,19 +23,19 @@ NONCE_BYTES = 16
 _PROOF_SECONDS = 5.0
 _LENGTH_BYTES = 4
 _MAX_NEWCOMERS = 100
-"""The most connections that have not proved yet that they know the token. One more pushes the oldest out: processes of
-the application need a few turns of the event loop for their proof, and others would wait here."""
+"""Limit of connections that have not proved the token yet. One more evicts the oldest: the application's processes
+prove it within a few turns of the event loop, others would stay here."""
 _QUEUE_LENGTH = 128
 _NUM_TRIES, _PAUSE_SECONDS = 20, 0.05
-"""How often `connect` tries while newcomers push it out."""
+"""Retries of `connect` after evictions by other newcomers."""
 _QUIET_SECONDS = 60.0
-"""The least time between two lines of the log about refused connections."""
+"""Least time between two log lines about refused connections."""
 
 _TCP_OPTIONS = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 6_000}
-"""The seconds until an idle connection is tried, those between two trials, and the trials that may fail. Last the
-milliseconds that what was sent may stay unanswered. Linux gives an idle connection up after these, too, whatever the
-number of trials. It also counts an end that does not read, once its buffers of some megabytes are full: the process of
-such an end stands still, and is soon replaced."""
+"""Keepalive: seconds until an idle connection is probed, seconds between probes, and failed probes until it is closed.
+TCP_USER_TIMEOUT: milliseconds that sent data may stay unacknowledged. On Linux, this timeout also closes an idle
+connection, whatever the number of probes. A connection whose other end stops reading is closed, too, once the buffers
+of some megabytes are full: such a process hangs and is soon replaced."""
 
 Reader = asyncio.StreamReader
 Writer = asyncio.StreamWriter
@@ -47,7 +47,7 @@ class MalformedMessageError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PortAddress:
-    """Where a port is. The `token` opens it."""
+    """Address of a port. `token` grants access."""
 
     host: str
     port: int
@@ -55,9 +55,9 @@ class PortAddress:
 
 
 class PrivatePort:
-    """Listens, and calls `serve(reader, writer)` for each connection that knows the token. The connection ends with the
-    call. The call ends when the connection is lost, by OSError or IncompleteReadError, or is closed, by CancelledError;
-    whatever else it raises is logged. Use it on one event loop."""
+    """Listens, and calls `serve(reader, writer)` for each connection with the token. The connection closes when the
+    call ends. `serve` ends with OSError or IncompleteReadError when the connection is lost, with CancelledError on
+    `close`. Any other error is logged. Use it on one event loop."""
 
     def __init__(self, serve: Callable[[Reader, Writer], Awaitable[None]]) -> None:
         self._serve = serve
@@ -69,7 +69,7 @@ class PrivatePort:
         self._refusals = _Refusals()
 
     async def open(self) -> None:
-        """Listens on the address by which other nodes of the cluster know this one."""
+        """Listens on this node's cluster address."""
         host = get_node_ip_address()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=_QUEUE_LENGTH)
@@ -77,7 +77,7 @@ class PrivatePort:
         self._accepting = asyncio.create_task(self._accept_forever(self._listener))
 
     async def close(self) -> None:
-        """Ends all connections."""
+        """Closes all connections and the port."""
         if self._listener is None or self._accepting is None:
             return
         tasks = [self._accepting, *self._newcomers, *self._connections]
@@ -93,9 +93,8 @@ class PrivatePort:
         return PortAddress(host, port, self._token)
 
     async def _accept_forever(self, listener: socket.socket) -> None:
-        """Accepts one connection at each turn of the event loop. asyncio's own servers accept a hundred, so that many
-        connections at once would hold up everything else in this process, and push out those in the middle of their
-        proof."""
+        """Accepts one connection per turn of the event loop. asyncio's own servers accept a hundred at once. A flood
+        would block this process and evict newcomers in the middle of their proof."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -124,7 +123,7 @@ class PrivatePort:
                 self._connections.add(task)
                 await self._serve(reader, writer)
         except (OSError, asyncio.IncompleteReadError):
-            pass  # the other end has gone, or has proved nothing in time
+            pass  # the other end is gone, or gave no proof in time
         except MalformedMessageError as error:
             logger.error("closed the connection from %s: %s", peer, error)
         except Exception:
@@ -144,7 +143,7 @@ class PrivatePort:
 
 
 class _Refusals:
-    """Logs refused connections, but not each of thousands."""
+    """Logs refused connections, rate-limited."""
 
     def __init__(self) -> None:
         self._num_untold = 0
@@ -159,7 +158,7 @@ class _Refusals:
 
 
 def _notice_lost_nodes(writer: Writer) -> None:
-    """Has the connection fail within seconds when the other end's node is gone, which sends no word of it."""
+    """Makes the connection fail within seconds after the other end's node is lost."""
     connection: socket.socket = writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _TCP_OPTIONS.items():
@@ -168,14 +167,14 @@ def _notice_lost_nodes(writer: Writer) -> None:
 
 
 async def connect(address: PortAddress) -> tuple[Reader, Writer]:
-    """Raises OSError where nobody listens, or nobody who knows the token."""
+    """Raises OSError if the port is closed or its listener does not know the token."""
     for attempt in range(_NUM_TRIES):
         if attempt:
             await asyncio.sleep(_PAUSE_SECONDS)
         try:
             return await _connect_once(address)
         except (ConnectionResetError, asyncio.IncompleteReadError):
-            pass  # pushed out by others, or refused
+            pass  # evicted or refused
     raise ConnectionAbortedError(f"{address} has closed {_NUM_TRIES} connections")
 
 
@@ -193,7 +192,7 @@ async def _connect_once(address: PortAddress) -> tuple[Reader, Writer]:
 
 
 async def _is_known(reader: Reader, writer: Writer, token: bytes) -> bool:
-    """Returns whether the end that has connected knows the token; if so, this end has proved the same."""
+    """Returns whether the connecting end knows the token; if so, proves the same of this end."""
     challenge = secrets.token_bytes(NONCE_BYTES)
     writer.write(challenge)
     nonces = challenge + await reader.readexactly(NONCE_BYTES)
@@ -204,7 +203,7 @@ async def _is_known(reader: Reader, writer: Writer, token: bytes) -> bool:
 
 
 async def _knows(reader: Reader, writer: Writer, token: bytes) -> bool:
-    """Proves that this end knows the token, and returns whether the end that listens does."""
+    """Proves that this end knows the token. Returns whether the listening end does."""
     nonce = secrets.token_bytes(NONCE_BYTES)
     nonces = await reader.readexactly(NONCE_BYTES) + nonce
     writer.write(nonce + _proof(token, b"connects", nonces))
@@ -216,14 +215,14 @@ def _proof(token: bytes, end: bytes, nonces: bytes) -> bytes:
 
 
 def frame(body: bytes) -> bytes:
-    """Returns the body with its length. Raises ValueError for a body that no reader takes."""
+    """Returns the body behind its length. Raises ValueError if the body exceeds MAX_FRAME_BYTES."""
     if len(body) > MAX_FRAME_BYTES:
         raise ValueError(f"a message of {len(body)} bytes, the limit is {MAX_FRAME_BYTES}")
     return len(body).to_bytes(_LENGTH_BYTES) + body
 
 
 async def read_frame(reader: Reader) -> bytes:
-    """Returns the body of the next frame. Raises IncompleteReadError where the connection ends, MalformedMessageError
+    """Returns the body of the next frame. Raises IncompleteReadError when the connection ends, MalformedMessageError
     for a frame that is too long."""
     num_bytes = int.from_bytes(await reader.readexactly(_LENGTH_BYTES))
     if num_bytes > MAX_FRAME_BYTES:

@@ -1,8 +1,8 @@
 """Messages between the ingress and the stages, besides tensors.
 
-A stage that makes tensors answers with two objects: first the tensors, then a description of them, which proves that
-the tensors are whole. The caller passes a reference to the first on, unread, as early as it likes, and reads the
-second. The caller owns both, so they outlive the replica that made them."""
+A stage that computes tensors yields two objects: first the tensors, then a description, which proves that the tensors
+are complete. The caller forwards a reference to the tensors, possibly unresolved, and reads only the description. The
+caller owns both, so they outlive the replica."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,13 +14,13 @@ from raylens.deployments.request_context import NO_REQUEST, RequestContext
 from raylens.preprocess.schema import ItemInfo, ProcessorIdentity, Prompt, PromptTruncation, StageTime, ToolCallFormat
 
 DECODE = "decode"
-"""The stage time from the first token to the last. It is a span, but no stage of the waterfall."""
+"""The stage time from the first to the last token. It is a span, but not part of the waterfall."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model's facts for the ingress: its processor's identity, the context in tokens, the kinds of items
-    that it takes, and how calls of tools look in its answers, None where its chat template knows no tools."""
+    """The model's facts for the ingress: its processor's identity, its context length in tokens, its item modalities,
+    and the format of tool calls in its answers, None if its chat template supports no tools."""
 
     processor: ProcessorIdentity
     max_model_len: int
@@ -30,9 +30,9 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A stage's sign of life: seconds since its engine last moved, and what it knows of the model, if that is told.
-    `details`: what it tells of itself in `/health`. `adapters`: the LoRA adapters by name, if it is Generate,
-    each with the reason why it cannot be served, or None."""
+    """A stage's sign of life: seconds since its engine last moved, and the model's facts if the stage reports them.
+    `details`: the stage's entries in `/health`. `adapters`: Generate's LoRA adapters by name, each with the reason why
+    it cannot be served, or None."""
 
     age_s: float = 0.0
     served: ServedModel | None = None
@@ -42,10 +42,10 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class ItemJob:
-    """One item for the processor. `content`: its bytes, or a reference to an array of them; `num_pixels`: its work, see
-    `preprocess/pixel_count.py`; `num_in_prompt`: items of its modality in the prompt; `options`: the client's settings;
-    `is_precomputed`: `content` is tensors without a pixel to decode, see `preprocess/precomputed.py`. `context`: of the
-    request that it is made for."""
+    """One item for the processor. `content`: its bytes, or a reference to an array of them. `num_pixels`: its work, see
+    `preprocess/pixel_count.py`. `num_in_prompt`: items of its modality in the prompt. `options`: the client's settings.
+    `is_precomputed`: `content` holds tensors instead of pixels, see `preprocess/precomputed.py`. `context`: of the
+    originating request."""
 
     modality: str
     content: bytes | ObjectRef
@@ -58,8 +58,7 @@ class ItemJob:
 
 @dataclass(frozen=True, slots=True)
 class UnrenderedPrompt:
-    """A prompt that Generate renders itself, with the content hashes and the metadata of its items, see
-    `PromptRenderer.render`."""
+    """A prompt for Generate to render, with its items' content hashes and metadata, see `PromptRenderer.render`."""
 
     prompt: Prompt
     truncation: PromptTruncation | None
@@ -69,9 +68,9 @@ class UnrenderedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingInfo:
-    """The metadata of an item's embeddings. `num_decoding`: the answers that the same replica was
-    decoding, which waited meanwhile. `arrived_at`: when the item came, wall time in seconds; `place`: to which process.
-    Its times follow each other. For an item in several batches, the waits between them count in the queue."""
+    """The metadata of an item's embeddings. `num_decoding`: answers that waited in the same replica meanwhile.
+    `arrived_at`: wall time in seconds. `place`: the encoding process. The times are consecutive. For an item in several
+    batches, `queue_seconds` includes the waits between them."""
 
     num_bytes: int
     transfer_seconds: float
@@ -93,9 +92,9 @@ class EmbeddingInfo:
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """A token, what it stands for in bytes (maybe a part of a character), its log-probability in nats, None for the
-    first of a prompt, and the likeliest tokens at its place with theirs. `offset`, of an answer's: the character of its
-    text in which the token begins."""
+    """A token, its bytes (possibly part of a character), its log-probability in nats (None for a prompt's first token),
+    and the likeliest tokens at its place with theirs. `offset`: for an answer's token, the index of the character in
+    which it begins."""
 
     token_id: int
     content: bytes
@@ -105,11 +104,11 @@ class ScoredToken:
 
 
 @dataclass(slots=True)
-class GeneratedText:  # not frozen, which takes four times as long to make: there is one for each token
-    """A piece of answer `index` of a request. `times` holds the stage times that became known with it.
+class GeneratedText:  # not frozen: creation would take four times as long, once per token
+    """A piece of answer `index` of a request. `times`: the stage times that became known with it.
 
-    `logprobs` of its tokens and, on the first piece of answer 0, `prompt_logprobs` of the prompt's, where they were
-    asked for.
+    `logprobs`: of its tokens. `prompt_logprobs`: of the prompt's tokens, on the first piece of answer 0. Both only on
+    request.
     """
 
     text: str

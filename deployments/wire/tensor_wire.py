@@ -1,7 +1,6 @@
-"""Tensors as they travel between processes: numpy arrays, which Ray maps into the reader's memory without a copy.
+"""Tensors between processes, as numpy arrays, which Ray maps into the reader's memory without a copy.
 
-Ray can map torch tensors, too. But then it imports torch into every process of the cluster, even into processes that
-only pass references on."""
+Ray can map torch tensors, too, but would import torch into every process, even one that only forwards references."""
 
 import time
 import warnings
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PackedTensor:
-    """A tensor of any dtype; where numpy has none of that kind (bfloat16), `array` holds its bits as integers.
-    `packed_at`: wall time in seconds. `node`: the address of the node that made it."""
+    """A tensor of any dtype. For dtypes that numpy lacks (bfloat16), `array` holds the bits as integers. `packed_at`:
+    wall time in seconds. `node`: address of the origin node."""
 
     array: npt.NDArray[np.generic]
     dtype: str
@@ -36,7 +35,7 @@ class PackedTensor:
         return cls(bits.numpy(), str(tensor.dtype).removeprefix("torch."), time.time(), _this_node())
 
     def unpack(self) -> "torch.Tensor":
-        """Shares the memory of the array, which is read-only once it has travelled: never write to the tensor."""
+        """Shares the memory of the array, which is read-only after transport: never write to the tensor."""
         import torch
 
         with warnings.catch_warnings():
@@ -46,7 +45,7 @@ class PackedTensor:
 
     @property
     def num_remote_bytes(self) -> int:
-        """Returns how many of its bytes came from another node."""
+        """Returns the bytes that came from another node."""
         return 0 if self.node == _this_node() else self.array.nbytes
 
 
