@@ -70,7 +70,7 @@ def test_it_says_its_version() -> None:
         (["serve", "--dtype", "float7"], "--dtype: Input should be 'auto', 'float32'"),
         (["serve", "--log-level", "loud"], "invalid choice: 'loud'"),
         (["serve", "--log-format", "xml"], "invalid choice: 'xml'"),
-        (["trace"], "required: ID"),
+        (["trace", "--id"], "--id: expected one argument"),
         (["deploy", "/no/such.yaml"], "/no/such.yaml: No such file or directory"),
         (["deploy", "--timeout", "-1"], "-1 is not a number of seconds above 0"),
         (["nonsense"], "invalid choice"),
@@ -177,6 +177,7 @@ def test_serve_prints_a_curl_line_that_works_and_stops_cleanly(
         (tmp_path / name / "__init__.py").write_text(f"raise ImportError('{name} of the working folder')")
     port = free_port()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_on")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "600000")  # so that spans are sent at the end
     flags = ("--api-key", "it's a key", "--served-model-name", "forms", "--max-model-len", "700")
     with collecting(port) as collector, started(shapes, *flags, folder=tmp_path) as server:

@@ -32,7 +32,7 @@ PIECES = st.builds(
     INTEGERS,
     INTEGERS,
     st.sampled_from([None, "stop", "length"]),
-    st.lists(st.builds(StageTime, TEXTS, SECONDS, SECONDS, TEXTS, TEXTS, TEXTS), max_size=2),
+    st.lists(st.builds(StageTime, TEXTS, SECONDS, SECONDS, TEXTS), max_size=2),
     st.integers(0, 127),
     st.lists(TOKENS, max_size=3),
     st.lists(TOKENS, max_size=3),
