@@ -30,6 +30,8 @@ def _refuse_ray(event: str, arguments: tuple[object, ...]) -> None:
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     if collection_path.is_dir():
         return True if collection_path.name in _LONG else None
+    if collection_path.suffix != ".py":  # pytest asks about every file beside the tests
+        return None
     return True if _STARTS_PROCESSES.search(collection_path.read_text()) else None
 
 
