@@ -122,13 +122,19 @@ class JsonLines(logging.Formatter):
         return json.dumps(told, default=str)
 
 
+_NO_FAILURES = (
+    "Failed to start RequestProtocol.",  # another server has the port behind HAProxy; Ray Serve tries the next one
+    "Failed to get queue length from ",  # a busy replica has not answered for 0.1 s; a hung one shows in the health
+)
+"""The beginnings of Ray Serve's warnings that report no failure."""
+
+
 def _is_the_servers(record: logging.LogRecord) -> bool:
     """Returns whether the record reports a failure of the server. Ray Serve also prints tracebacks for a client's
     mistake or disconnect, which the request log covers."""
     error = record.exc_info[1] if record.exc_info else None
     is_clients = isinstance(error, InvalidRequestError | asyncio.CancelledError)
-    # The port behind HAProxy is taken by another server of this machine; Ray Serve tries the next one.
-    return not is_clients and not record.getMessage().startswith("Failed to start RequestProtocol.")
+    return not is_clients and not record.getMessage().startswith(_NO_FAILURES)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ _ROOT = Path(__file__).parent.parent
 _MODULES = {
     "test_server.py": "def test_server(app_url):\n    pass\n",
     "test_matrix.py": "import pytest\n\n@pytest.mark.parametrize('n', range(3))\ndef test_matrix(n):\n    pass\n",
-    "test_ray.py": "from ray import init\n\ndef test_ray():\n    init(address=\"local\")\n",
+    "test_ray.py": 'from ray import init\n\ndef test_ray():\n    init(address="local")\n',
 }
 
 
