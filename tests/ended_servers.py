@@ -16,27 +16,22 @@ import httpx
 
 from raylens.deployments.launch.local_cluster import free_port
 from tests.background import Background
-from tests.replicas import children
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent
 EVENT, DONE, CUT = "error event", "done", "cut"
-IN_CONTAINER = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
-"""Makes the server the first process of a PID namespace, as a container has it."""
 _MARK = "RAYLENS_TEST_SERVER"
 
 
 class Server:
-    """`pid`: of `raylens serve`, as seen from here. Each of its processes inherits a variable of its environment."""
+    """`pid`: of `raylens serve`. Each of its processes inherits a variable of its environment."""
 
-    def __init__(self, process: subprocess.Popen[str], port: int, mark: str, *, in_container: bool) -> None:
+    def __init__(self, process: subprocess.Popen[str], port: int, mark: str) -> None:
         self.process = process
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self._mark = f"{_MARK}={mark}".encode()
-        if in_container:
-            wait_until(lambda: len(children(process.pid)) == 1)
-        self.pid = children(process.pid)[0] if in_container else process.pid
+        self.pid = process.pid
 
     def wait_for_line(self, part: str) -> str:
         """Returns the next line of its output with this part."""
@@ -95,12 +90,11 @@ class Server:
 
 
 @contextmanager
-def serving(*arguments: str, port: int | None = None, in_container: bool = False) -> Iterator[Server]:
+def serving(*arguments: str, port: int | None = None) -> Iterator[Server]:
     """Runs `raylens serve` in a session of its own. Nothing of it is left behind the block."""
     port, mark = port or free_port(), uuid.uuid4().hex
-    command = [*(IN_CONTAINER if in_container else ()), sys.executable, "-m", "raylens", "serve"]
     with subprocess.Popen(
-        [*command, "--port", str(port), *arguments],
+        [sys.executable, "-m", "raylens", "serve", "--port", str(port), *arguments],
         cwd=ROOT,
         env=os.environ | {_MARK: mark},
         stdout=subprocess.PIPE,
@@ -108,7 +102,7 @@ def serving(*arguments: str, port: int | None = None, in_container: bool = False
         text=True,
         start_new_session=True,
     ) as process:
-        server = Server(process, port, mark, in_container=in_container)
+        server = Server(process, port, mark)
         try:
             yield server
         finally:

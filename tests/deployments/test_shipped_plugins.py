@@ -13,13 +13,11 @@ from PIL import Image
 
 from raylens.deployments.launch.config_file import load_config
 from raylens.deployments.launch.local_cluster import deployed_app
-from tests.pictures import encoded, user_message
+from tests.exact_answers import NUM_TOKENS, ask
 from tests.preprocess.parity import picture
 from tests.preprocess.vision_plugins import plug_in
 from tests.preprocess.vision_plugins.text_model_oracle import TextModelOracle
 from tests.preprocess.vision_plugins.whole_models import WholeModel, save_llava_parts, save_minigpt4_parts, squared
-
-NUM_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -63,13 +61,3 @@ def test_answers_are_those_of_generate(name: str, ray_port: int, tmp_path: Path)
     asked = zip(texts, questions, strict=True)
     assert found == [oracle.expected(text, pictures, NUM_TOKENS) for text, (_, pictures) in asked]
     assert len({tuple(answer) for _, answer in found}) == len(questions)
-
-
-def ask(client: OpenAI, text: str, pictures: list[Image.Image]) -> Any:
-    return client.chat.completions.create(
-        model="small",
-        messages=[user_message(text, *map(encoded, pictures))],
-        temperature=0,
-        max_tokens=NUM_TOKENS,
-        extra_body={"ignore_eos": True, "return_token_ids": True},
-    )

@@ -13,14 +13,14 @@ from PIL import Image
 from raylens.deployments.launch.config_file import ConfigError, load_config
 from raylens.deployments.launch.local_cluster import deployed_app
 from raylens.preprocess.data_url import data_url
-from tests.pictures import encoded, user_message
+from tests.exact_answers import EXACTLY, NUM_TOKENS, ask
+from tests.pictures import encoded
 from tests.preprocess.parity import picture
 from tests.preprocess.vision_plugins import plug_in
 from tests.preprocess.vision_plugins.text_model_oracle import TextModelOracle
 from tests.replicas import replica_log, replica_pids
 from tests.waiting import wait_until
 
-NUM_TOKENS = 16
 Question = tuple[str, list[Image.Image]]
 QUESTIONS: list[Question] = [
     ("What?", [picture(0)]),
@@ -57,19 +57,6 @@ def url(checkpoint: str, ray_port: int, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="module")
 def client(url: str) -> OpenAI:
     return OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120)
-
-
-EXACTLY = {"ignore_eos": True, "return_token_ids": True, "stage_timings": True}
-
-
-def ask(client: OpenAI, text: str, pictures: list[Image.Image]) -> Any:
-    return client.chat.completions.create(
-        model="small",
-        messages=[user_message(text, *map(encoded, pictures))],
-        temperature=0,
-        max_tokens=NUM_TOKENS,
-        extra_body=EXACTLY,
-    )
 
 
 def prompt_of(text: str, pictures: list[Image.Image]) -> str:

@@ -1,0 +1,23 @@
+"""Greedy answers of exactly so many tokens, with the ids of the prompt's and the answer's tokens."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from openai import OpenAI
+from PIL import Image
+
+from tests.pictures import encoded, user_message
+
+NUM_TOKENS = 16
+EXACTLY = {"ignore_eos": True, "return_token_ids": True, "stage_timings": True}
+
+
+def ask(client: OpenAI, text: str, pictures: Sequence[Image.Image]) -> Any:
+    """Asks the model `small`."""
+    return client.chat.completions.create(
+        model="small",
+        messages=[user_message(text, *map(encoded, pictures))],
+        temperature=0,
+        max_tokens=NUM_TOKENS,
+        extra_body=EXACTLY,
+    )
