@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 import httpx
 
@@ -83,6 +83,12 @@ class Server:
                 return True
         return False
 
+    def ends_in(self, seconds: float) -> int:
+        """Returns its exit status. Nothing of it is left."""
+        assert self.seconds_to_end(seconds) < seconds, "something is left"
+        assert self.port_is_free()
+        return self.process.wait()
+
     def end_left_overs(self) -> None:
         for pid in self.pids():
             with suppress(ProcessLookupError):
@@ -90,15 +96,15 @@ class Server:
 
 
 @contextmanager
-def serving(*arguments: str, port: int | None = None) -> Iterator[Server]:
-    """Runs `raylens serve` in a session of its own. Nothing of it is left behind the block."""
-    port, mark = port or free_port(), uuid.uuid4().hex
+def serving(*arguments: str, errors: IO[str] | int = subprocess.PIPE) -> Iterator[Server]:
+    """Runs `raylens serve` in a session of its own. Nothing of it is left behind the block. `errors`: its stderr."""
+    port, mark = free_port(), uuid.uuid4().hex
     with subprocess.Popen(
         [sys.executable, "-m", "raylens", "serve", "--port", str(port), *arguments],
         cwd=ROOT,
         env=os.environ | {_MARK: mark},
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=errors,
         text=True,
         start_new_session=True,
     ) as process:

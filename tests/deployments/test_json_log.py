@@ -13,6 +13,7 @@ import httpx
 
 from raylens.deployments.request_context import RequestContext, in_request, note_ids
 from raylens.deployments.server_log import FIELDS, JsonLines
+from tests.ended_servers import serving
 from tests.pictures import disc, encoded, user_message
 from tests.waiting import wait_until
 
@@ -29,29 +30,20 @@ def traced(*arguments: str, text: str | None = None) -> str:
 
 
 def test_each_stage_logs_with_the_ids_of_the_request_and_its_trace(tmp_path: Path) -> None:
+    """All of its processes get the signal to end, as systemd sends it. Nothing is left, and every line is JSON."""
     log = tmp_path / "log"
-    arguments = ["serve", "--port", "0", "--log-format", "json", "--log-level", "debug"]
-    with (
-        log.open("w") as errors,
-        subprocess.Popen(
-            [sys.executable, "-m", "raylens", *arguments],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        ) as server,
-    ):
-        assert server.stdout is not None
-        url = next(found[0] for line in server.stdout if (found := re.search(r"http://\S+(?=/v1)", line)))
+    with log.open("w") as errors, serving("--log-format", "json", "--log-level", "debug", errors=errors) as server:
+        server.wait_for_line("curl ")
+        url = f"{server.url}/v1/chat/completions"
         body: dict[str, Any] = {"model": "shapes", "max_tokens": 2, "stage_timings": True}
         body["messages"] = [user_message("What?", encoded(disc("red")))]
         headers = {"x-request-id": "r-1", "traceparent": CONTEXT.traceparent}
-        answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+        answer = httpx.post(url, json=body, headers=headers, timeout=60)
         body["messages"] = [user_message("What?", encoded(disc("red"))[:-40])]
-        httpx.post(f"{url}/v1/chat/completions", json=body, headers={"x-request-id": "r-2"}, timeout=60)
+        httpx.post(url, json=body, headers={"x-request-id": "r-2"}, timeout=60)
         wait_until(lambda: '"r-2"' in log.read_text())
-        server.send_signal(signal.SIGTERM)
-        server.stdout.read()
+        server.send(signal.SIGTERM, "all")
+        assert server.ends_in(15) == 0
     *told, last = log.read_text().splitlines()
     assert last == "raylens: stopped", "the command's own last word"
     assert [line for line in told if not line.startswith("{")] == []

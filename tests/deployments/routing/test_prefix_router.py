@@ -1,4 +1,4 @@
-"""Which replica a prompt goes to by its beginning. tests/deployments/test_prefix_routing.py serves real replicas."""
+"""Which replica a prompt goes to by its beginning. tests/deployments/test_two_replicas.py serves real replicas."""
 
 import asyncio
 from collections import Counter
