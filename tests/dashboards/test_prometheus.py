@@ -198,6 +198,7 @@ def test_alerts_fire_when_first_tokens_come_late_and_requests_are_refused(monito
     assert refused.value == counts.errors.total()
 
 
+@pytest.mark.slow
 def test_alerts_fire_when_the_kv_cache_has_no_room_for_all_answers(monitored: Monitored) -> None:
     """Those that find no room wait, and with each further client one more."""
     with LongAnswers(monitored.client, ROOM, interval_s=0.4):
@@ -241,6 +242,7 @@ def _is_encoded(client: OpenAI, picture: bytes) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_an_alert_fires_when_the_object_store_spills(monitored: Monitored) -> None:
     held = [ray.put(np.zeros(STORE_BYTES // 4, np.uint8)) for _ in range(6)]
     monitored.wait_for_alert("RaylensObjectStoreSpills")

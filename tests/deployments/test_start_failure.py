@@ -15,6 +15,7 @@ from raylens.deployments.launch.local_cluster import deployed_app
 from tests.checkpoint_copies import copy_checkpoint
 
 
+@pytest.mark.slow
 def test_a_stage_that_does_not_start_says_why(shapes: str, tmp_path: Path, ray_port: int) -> None:
     model = copy_checkpoint(shapes, tmp_path, lambda name: None if "projector.linear_1.bias" in name else name)
     reason = r"^Encode did not start: ValueError: .* lacks weights of the vision half: .*linear_1.bias'\]$"

@@ -231,6 +231,7 @@ def pending(handle: DeploymentHandle[Any]) -> dict[str, float]:
     return stats
 
 
+@pytest.mark.slow
 def test_many_small_calls_leave_one_replica(preprocess: DeploymentHandle[Any]) -> None:
     """In the time in which as many large pictures, or Serve's own policy, start another one.
 
