@@ -28,25 +28,25 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "aria": Family("aria:ARIA", "tiles:ARIA", "causal:ARIA"),
-    "blip-2": Family("blip_2:BLIP_2", "tiles:BLIP_2", "causal:BLIP_2"),
-    "chameleon": Family("chameleon:CHAMELEON", "chameleon:CHAMELEON", "chameleon:CHAMELEON"),
-    "deepseek_vl": Family("deepseek_vl:DEEPSEEK_VL", "tiles:DEEPSEEK_VL", "causal:DEEPSEEK_VL"),
+    "blip-2": Family("fixed_size:BLIP_2", "tiles:BLIP_2", "causal:BLIP_2"),
+    "chameleon": Family("fixed_size:CHAMELEON", "chameleon:CHAMELEON", "chameleon:CHAMELEON"),
+    "deepseek_vl": Family("fixed_size:DEEPSEEK_VL", "tiles:DEEPSEEK_VL", "causal:DEEPSEEK_VL"),
     "florence2": Family(
-        "florence2:FLORENCE2",
+        "fixed_size:FLORENCE2",
         "florence2:FLORENCE2",
         why_unserved="its text model is an encoder-decoder, and the engine runs decoders",
     ),
     "fuyu": Family("fuyu:FUYU", "fuyu:FUYU", "causal:FUYU"),
     "gemma3": Family("gemma3:GEMMA3", "tiles:GEMMA3", "gemma3:GEMMA3"),
-    "gemma3n": Family("gemma3n:GEMMA3N", "gemma3n:GEMMA3N", "gemma3n:GEMMA3N"),
+    "gemma3n": Family("fixed_size:GEMMA3N", "gemma3n:GEMMA3N", "gemma3n:GEMMA3N"),
     "idefics3": Family("idefics3:IDEFICS3", "idefics3:IDEFICS3", "causal:IDEFICS3"),
     "internlm2": Family(
         llm="internlm2:INTERNLM2",
         why_unserved="it is the text half of InternLM-XComposer2, whose vision half is not here",
     ),
     "internvl": Family("internvl:INTERNVL", "tiles:INTERNVL", "causal:INTERNVL"),
-    "janus": Family("janus:JANUS", "tiles:JANUS", "causal:JANUS"),
-    "llava": Family("llava:LLAVA", "tiles:LLAVA", "causal:LLAVA"),
+    "janus": Family("fixed_size:JANUS", "tiles:JANUS", "causal:JANUS"),
+    "llava": Family("fixed_size:LLAVA", "tiles:LLAVA", "causal:LLAVA"),
     "llava_next": Family("llava_next:LLAVA_NEXT", "llava_next:LLAVA_NEXT", "causal:LLAVA_NEXT"),
     "llava_onevision": Family("llava_next:LLAVA_ONEVISION", "llava_next:LLAVA_ONEVISION", "causal:LLAVA_ONEVISION"),
     "minicpmv4_6": Family(
@@ -56,7 +56,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "mistral3": Family("mistral3:MISTRAL3", "mistral3:MISTRAL3", "causal:MISTRAL3"),
     "molmo2": Family("molmo2:MOLMO2", "molmo2:MOLMO2", "molmo2:MOLMO2"),
-    "paligemma": Family("paligemma:PALIGEMMA", "tiles:PALIGEMMA", "paligemma:PALIGEMMA"),
+    "paligemma": Family("fixed_size:PALIGEMMA", "tiles:PALIGEMMA", "paligemma:PALIGEMMA"),
     "phi4_multimodal": Family(
         "phi4_multimodal:PHI4_MULTIMODAL",
         why_unserved="its rotary embeddings depend on the longest sequence of a batch",
@@ -65,7 +65,7 @@ FAMILIES: dict[str, Family] = {
     "qwen2_vl": Family("qwen2_vl:QWEN2_VL", "qwen2_vl:QWEN2_VL", "qwen2_vl:QWEN2_VL"),
     "qwen3_vl": Family("qwen2_vl:QWEN3_VL", "qwen2_vl:QWEN3_VL", "qwen2_vl:QWEN3_VL"),
     "smolvlm": Family("idefics3:SMOLVLM", "idefics3:SMOLVLM", "causal:SMOLVLM"),
-    "vipllava": Family("llava:LLAVA", "tiles:VIPLLAVA", "causal:VIPLLAVA"),
+    "vipllava": Family("fixed_size:LLAVA", "tiles:VIPLLAVA", "causal:VIPLLAVA"),
     "wemm": Family("wemm:WEMM", "wemm:WEMM", "wemm:WEMM"),
 }
 """The families by `model_type` in a checkpoint's config.json."""

@@ -21,32 +21,14 @@ from raylens.preprocess.time_limit import TimeLimit, TimeLimitError
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 _RESERVED_VARIABLES = frozenset(
-    {
-        "messages",
-        "conversation",
-        "tools",
-        "documents",
-        "chat_template",
-        "add_generation_prompt",
-        "continue_final_message",
-        "return_assistant_tokens_mask",
-        "tokenize",
-        "return_tensors",
-        "return_dict",
-        "load_audio_from_video",
-        "processor_kwargs",
-        "sanitize_control_tokens",
-    }
+    {"messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize"}
+    | {"continue_final_message", "return_assistant_tokens_mask", "return_tensors", "return_dict"}
+    | {"load_audio_from_video", "processor_kwargs", "sanitize_control_tokens"}
 )
 """Template variables that the server or transformers sets, so that a client may not."""
 
 MAX_SECONDS = 5.0
 """The CPU time for one prompt. An ordinary template renders ten thousand messages in less than a tenth of this."""
-
-_REFUSALS = (TemplateError, TypeError)
-"""The errors of a template that rejects a conversation."""
-_EXCESSES = (OverflowError, RecursionError, MemoryError)
-"""The errors of a template with unbounded loops, products or recursion."""
 
 
 class ChatTemplate:
@@ -85,11 +67,9 @@ class ChatTemplate:
                 continue_final_message=prompt.continue_final_message,
                 **variables,
             )
-        except _REFUSALS as error:
-            raise InvalidRequestError(
-                "the model's chat template does not accept these roles or contents",
-                field="messages",
-            ) from error
+        except (TemplateError, TypeError) as error:  # the template rejects the conversation
+            reason = "the model's chat template does not accept these roles or contents"
+            raise InvalidRequestError(reason, field="messages") from error
         except ValueError as error:
             if not prompt.continue_final_message:
                 raise
@@ -97,19 +77,17 @@ class ChatTemplate:
             raise InvalidRequestError(reason, field="continue_final_message") from error
 
     def _render(self, messages: list[Message], **options: Any) -> str:
+        options |= {"chat_template": self._template, "tokenize": False}
         try:
             with self._time_limit:
-                text: str = self._processor.apply_chat_template(
-                    messages, chat_template=self._template, tokenize=False, **options
-                )
+                text: str = self._processor.apply_chat_template(messages, **options)
         except TimeLimitError:
-            raise ChatTemplateError(
-                f"the model's chat template takes more than {self._time_limit.seconds:g} s for this conversation"
-            ) from None
-        except _EXCESSES as error:
-            raise ChatTemplateError(
-                "the model's chat template counts too far, calls itself too often or makes too large a value"
-            ) from error
+            excess = f"takes more than {self._time_limit.seconds:g} s for this conversation"
+            raise ChatTemplateError(f"the model's chat template {excess}") from None
+        # Unbounded loops, products or recursion.
+        except (OverflowError, RecursionError, MemoryError) as error:
+            excess = "counts too far, calls itself too often or makes too large a value"
+            raise ChatTemplateError(f"the model's chat template {excess}") from error
         return text
 
     def _probed_contents(self, placeholders: Mapping[str, Placeholder]) -> MessageContents:

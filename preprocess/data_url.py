@@ -1,7 +1,6 @@
 """`data:` URLs: media in base64 inside a request, as one text or in pieces as received."""
 
 import asyncio
-import binascii
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from urllib.parse import unquote_to_bytes
 import pybase64
 
 from raylens.preprocess.media import MediaLimits, check_size, too_large
-from raylens.preprocess.schema import InvalidRequestError
+from raylens.preprocess.schema import InvalidRequestError, invalid_media
 
 _SCHEME = "data:"
 _MAX_HEADER_BYTES = 1024
@@ -56,7 +55,7 @@ class DataUrl:
                 break
         try:
             return b"".join(_decoded(_base64_pieces(head), is_whole=room >= 0))
-        except (binascii.Error, ValueError):
+        except ValueError:
             return b""
 
     async def decode(self, limits: MediaLimits) -> bytes:
@@ -74,11 +73,10 @@ class DataUrl:
             # Not `b"".join` at the end, which would hold the GIL while it copies all parts.
             content = BytesIO()
             content.writelines(_decoded(pieces))
-        except (binascii.Error, ValueError) as error:
-            if isinstance(error, InvalidRequestError):
-                raise
-            reason = "the data URL is not valid base64"
-            raise InvalidRequestError(reason, field="media", code="invalid_base64") from error
+        except InvalidRequestError:
+            raise
+        except ValueError as error:  # binascii.Error, too
+            raise invalid_media("the data URL is not valid base64", "invalid_base64") from error
         check_size(content.getvalue(), limits=limits)
         return content.getvalue()
 
@@ -87,23 +85,19 @@ def _base64_pieces(pieces: Sequence[bytes]) -> list[bytes]:
     """Returns the text after the header, without whitespace and escapes. Raises InvalidRequestError for other URLs."""
     header, comma, first = pieces[0].partition(b",")
     if not comma or not header.lower().endswith(b";base64"):
-        reason = "a data URL has the form data:image/png;base64,<data>"
-        raise InvalidRequestError(reason, field="media", code="invalid_data_url")
+        raise invalid_media("a data URL has the form data:image/png;base64,<data>", "invalid_data_url")
     found = [first, *pieces[1:]]
     if any(b"%" in piece for piece in found):
         found = [unquote_to_bytes(b"".join(found))]
-    return [piece.translate(_STANDARD, _BLANKS) if _is_unusual(piece) else piece for piece in found]
-
-
-def _is_unusual(piece: bytes) -> bool:
-    return any(one in piece for one in (b"\n", b" ", b"\r", b"\t", b"-", b"_"))
+    unusual = (b"\n", b" ", b"\r", b"\t", b"-", b"_")
+    return [piece.translate(_STANDARD, _BLANKS) if any(one in piece for one in unusual) else piece for piece in found]
 
 
 def _decoded(pieces: Sequence[bytes], *, is_whole: bool = True) -> Iterator[bytes]:
     """Yields each piece's part of the content. Without `is_whole`, drops the incomplete group of four characters at the
     end.
 
-    Raises binascii.Error or ValueError if the text is not valid base64.
+    Raises ValueError if the text is not valid base64.
     """
     rest = decoded = b""
     for number, piece in enumerate(pieces, start=1):

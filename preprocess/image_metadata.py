@@ -5,8 +5,9 @@ all earlier ones. A few megabytes of the smallest parts would keep it busy for m
 stops at the limit.
 """
 
-from raylens.preprocess.jpeg_segments import START_OF_SCAN, jpeg_segments
-from raylens.preprocess.schema import InvalidRequestError
+from collections.abc import Iterator
+
+from raylens.preprocess.schema import invalid_media
 
 MAX_METADATA_PARTS = 1000  # a depth map or a colour profile is spread over dozens of parts
 _MAX_PIXEL_CHUNKS = 20_000  # most PNGs are cut into chunks of 8 kB or more
@@ -14,6 +15,10 @@ _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_PIXELS = frozenset({b"IDAT", b"fdAT", b"fcTL"})
 _PNG_PROFILE = b"iCCP"
 _GIF_EXTENSION = 0x21
+_JPEG_SCAN = 0xDA
+# For Pillow, no length follows these markers of a JPEG. It skips padding byte by byte.
+_JPEG_BARE = frozenset({0xC8, *range(0xD0, 0xDA), *range(0xF0, 0xFE)})
+_JPEG_PADDING = frozenset({0x00, 0xFF})
 
 
 def check_metadata(content: bytes) -> None:
@@ -41,24 +46,41 @@ def _check_png(content: bytes) -> None:
         num_profiles += kind == _PNG_PROFILE
         _check_number(num_parts, "chunks")
         if num_chunks > MAX_METADATA_PARTS + _MAX_PIXEL_CHUNKS:
-            raise _invalid(f"the PNG has more than {MAX_METADATA_PARTS + _MAX_PIXEL_CHUNKS} chunks")
+            raise invalid_media(
+                f"the PNG has more than {MAX_METADATA_PARTS + _MAX_PIXEL_CHUNKS} chunks", "invalid_image"
+            )
         if num_profiles > 1:
             # Each profile may unpack to a thousand times its size.
-            raise _invalid("the PNG has more than one colour profile (iCCP)")
+            raise invalid_media("the PNG has more than one colour profile (iCCP)", "invalid_image")
         position += 12 + int.from_bytes(content[position : position + 4])
 
 
 def _check_jpeg(content: bytes) -> None:
     """Checks the segments before the first scan. The decoder, in C, reads the rest."""
     for num_parts, (marker, _) in enumerate(jpeg_segments(content), start=1):
-        if marker != START_OF_SCAN:
+        if marker != _JPEG_SCAN:
             _check_number(num_parts, "segments")
+
+
+def jpeg_segments(content: bytes) -> Iterator[tuple[int, int]]:
+    """Yields the marker of each segment of a JPEG and the position after the marker, up to the start of the first scan,
+    by Pillow's rules. Other bytes count as padding. Raises IndexError if the file is cut off."""
+    position, marker = 2, 0
+    while marker != _JPEG_SCAN:
+        marker = content[position + 1] if content[position] == 0xFF else 0
+        yield marker, position + 2
+        if marker in _JPEG_PADDING:
+            position += 1
+        elif marker in _JPEG_BARE:
+            position += 2
+        else:
+            position += 2 + int.from_bytes(content[position + 2 : position + 4])
 
 
 def _check_gif(content: bytes) -> None:
     """Checks the extensions before the first frame."""
-    flags = content[10]
-    position, num_parts = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0), 0
+    has_palette, palette = content[10] & 0x80, 3 << (content[10] & 7) + 1
+    position, num_parts = 13 + (palette if has_palette else 0), 0
     while content[position] == _GIF_EXTENSION:
         num_parts += 1
         _check_number(num_parts, "extensions")
@@ -70,8 +92,4 @@ def _check_gif(content: bytes) -> None:
 
 def _check_number(num_parts: int, kind: str) -> None:
     if num_parts > MAX_METADATA_PARTS:
-        raise _invalid(f"the image has more than {MAX_METADATA_PARTS} {kind} beside its pixels")
-
-
-def _invalid(reason: str) -> InvalidRequestError:
-    return InvalidRequestError(reason, field="media", code="invalid_image")
+        raise invalid_media(f"the image has more than {MAX_METADATA_PARTS} {kind} beside its pixels", "invalid_image")

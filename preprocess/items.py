@@ -1,34 +1,27 @@
-"""Turns media items into tensors: decodes them, runs the Hugging Face image or video processor, and splits the result
-by item."""
+"""Turns a media item into tensors: decodes it, and runs the Hugging Face image or video processor on it."""
 
 import hashlib
 import json
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 import transformers
 
-from raylens.preprocess.field_layout import Outputs, split_items
+from raylens.preprocess.field_layout import Outputs, item_tensors
 from raylens.preprocess.media import DEFAULT_VIDEO_FRAMES, MediaLimits
 from raylens.preprocess.models.family import (
     DEFAULT_FRAMES,
     HFProcessor,
+    Kwargs,
     Modality,
     ProcessorFamily,
     Size,
     invalid_option,
 )
-from raylens.preprocess.precomputed import (
-    EMBEDDINGS,
-    check_embeddings,
-    check_finite,
-    check_layout,
-    read_precomputed,
-    with_own_layout,
-)
+from raylens.preprocess.precomputed import EMBEDDINGS, check_embeddings, check_finite, checked_inputs, read_precomputed
 from raylens.preprocess.prompt_tokenizer import PromptTokenizer
 from raylens.preprocess.schema import (
     InvalidRequestError,
@@ -39,9 +32,11 @@ from raylens.preprocess.schema import (
     ProcessorIdentity,
     StageTime,
     Stopwatch,
+    invalid_media,
 )
 
-NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
+Options: TypeAlias = Mapping[str, object]
+NO_OPTIONS: Options = MappingProxyType({})
 
 
 class ItemProcessor:
@@ -72,7 +67,7 @@ class ItemProcessor:
         self._kwargs["video"][DEFAULT_FRAMES] = video_frames
 
     def process(
-        self, modality: str, content: bytes, *, num_in_prompt: int = 1, options: Mapping[str, object] = NO_OPTIONS
+        self, modality: str, content: bytes, *, num_in_prompt: int = 1, options: Options = NO_OPTIONS
     ) -> tuple[ItemInfo, ItemTensors]:
         """Decodes and processes an encoded item.
 
@@ -90,14 +85,14 @@ class ItemProcessor:
         return _info(modality, rules, expansion, tensors, times=(decode, watch.read("processor"))), tensors
 
     def _processed(
-        self, modality: str, rules: Modality, decoded: Any, kwargs: Mapping[str, Any]
+        self, modality: str, rules: Modality, decoded: Any, kwargs: Kwargs
     ) -> tuple[ItemExpansion, ItemTensors]:
         outputs = self._run(modality, rules, decoded, kwargs)
-        tensors = rules.pack(self._processor, split_items(rules.fields, outputs, 1)[0])
+        tensors = rules.pack(self._processor, item_tensors(rules.fields, outputs))
         return self._expansion(modality, rules, outputs, kwargs), self._stored(rules, tensors)
 
     def accept(
-        self, modality: str, content: bytes, *, num_in_prompt: int = 1, options: Mapping[str, object] = NO_OPTIONS
+        self, modality: str, content: bytes, *, num_in_prompt: int = 1, options: Options = NO_OPTIONS
     ) -> tuple[ItemInfo, ItemTensors]:
         """Checks an item processed by the client, see `preprocess/precomputed.py`. Returns the same as `process`.
 
@@ -113,37 +108,29 @@ class ItemProcessor:
             outputs = rules.size_outputs(self._processor, *item.size, kwargs)
             expansion = self._expansion(modality, rules, outputs, kwargs)
             check_embeddings(item, expansion.features.num_embeds)
-            layout = split_items({name: rules.fields[name] for name in rules.language_fields}, outputs, 1)[0]
-            tensors = self._stored(rules, {**item.tensors, **layout})
+            layout = {name: rules.fields[name] for name in rules.language_fields}
+            tensors = item.tensors | item_tensors(layout, outputs)
         else:
             # A blank picture of that size yields the expected shapes, grids and indices.
             outputs = self._run(modality, rules, rules.blank(item.size), kwargs)
             expansion = self._expansion(modality, rules, outputs, kwargs)
-            expected = rules.pack(self._processor, split_items(rules.fields, outputs, 1)[0])
-            check_layout(item.tensors, rules.unpack(self._processor, expected), expected)
-            given = rules.pack(self._processor, item.tensors)
-            derived, content_fields = rules.derived_fields, rules.content_fields
-            given = with_own_layout(given, expected, derived=derived, content=content_fields)
-            tensors = self._stored(rules, given)
+            expected = rules.pack(self._processor, item_tensors(rules.fields, outputs))
+            tensors = checked_inputs(item, expected, rules, self._processor)
+        tensors = self._stored(rules, tensors)
         check_finite(tensors)
         return _info(modality, rules, expansion, tensors, is_encoded=item.is_encoded), tensors
 
-    def _run(self, modality: str, rules: Modality, decoded: Any, kwargs: Mapping[str, Any]) -> Outputs:
+    def _run(self, modality: str, rules: Modality, decoded: Any, kwargs: Kwargs) -> Outputs:
         try:
-            return rules.run(self._processor, [decoded], kwargs)
+            return rules.run(self._processor, decoded, kwargs)
         except InvalidRequestError:
             raise
         except ValueError as error:
             # Hugging Face's processors raise ValueError for sizes and lengths that they cannot resize.
-            raise InvalidRequestError(
-                f"the model's processor cannot take {modality} items of this size or length",
-                field="media",
-                code="unsupported_size",
-            ) from error
+            reason = f"the model's processor cannot take {modality} items of this size or length"
+            raise invalid_media(reason, "unsupported_size") from error
 
-    def blank_item(
-        self, modality: str, size: Size, options: Mapping[str, object] = NO_OPTIONS
-    ) -> tuple[ItemInfo, ItemTensors]:
+    def blank_item(self, modality: str, size: Size, options: Options = NO_OPTIONS) -> tuple[ItemInfo, ItemTensors]:
         """Returns a black item of `size` in the form of `process`, to measure or reserve memory."""
         rules = self.rules(modality)
         kwargs = self._kwargs_with(modality, rules, options)
@@ -168,15 +155,12 @@ class ItemProcessor:
         """Returns the rules for items of `modality`. Raises InvalidRequestError if the model does not accept them."""
         rules = self._family.modalities.get(modality)
         if rules is None or not self._takes(modality):
-            raise InvalidRequestError(
-                f"this model takes {', '.join(self.modalities)}, not {modality}",
-                field="media",
-                code="unsupported_modality",
-            )
+            reason = f"this model takes {', '.join(self.modalities)}, not {modality}"
+            raise invalid_media(reason, "unsupported_modality")
         return rules.among_others if num_in_prompt > 1 and rules.among_others is not None else rules
 
     def expansion_for_size(
-        self, modality: str, size: Size, *, num_in_prompt: int = 1, options: Mapping[str, object] = NO_OPTIONS
+        self, modality: str, size: Size, *, num_in_prompt: int = 1, options: Options = NO_OPTIONS
     ) -> ItemExpansion:
         """Returns the expansion of an item of `size` in a prompt, computed without pixels.
 
@@ -194,21 +178,16 @@ class ItemProcessor:
         kwargs = self._kwargs_with(modality, rules, options)
         if modality == "video":
             kwargs["max_frames"] = self._limits.video.max_frames
-        candidates = rules.largest(self._processor, kwargs)
 
         def num_embeds(size: Size) -> int:
             return self.expansion_for_size(modality, size, options=options).features.num_embeds
 
-        return max(candidates, key=num_embeds)
+        return max(rules.largest(self._processor, kwargs), key=num_embeds)
 
     def identity(self, checkpoint: str) -> ProcessorIdentity:
-        """Returns the identity of the processor. `checkpoint`: its checkpoint's name and revision."""
-        modalities = self._family.modalities
-        among_others = [name for name, rules in modalities.items() if rules.among_others is not None]
-        return ProcessorIdentity(self._fingerprint(checkpoint), frozenset(among_others))
+        """Returns the identity of the processor. `checkpoint`: its checkpoint's name and revision.
 
-    def _fingerprint(self, checkpoint: str) -> str:
-        """Returns a hash of all influences on an item besides its media: settings, back end, tokens, versions."""
+        The fingerprint covers all influences on an item besides its media: settings, back end, tokens, versions."""
         processors = {name: getattr(self._processor, name, None) for name in ("image_processor", "video_processor")}
         settings = {
             "checkpoint": checkpoint,
@@ -223,7 +202,8 @@ class ItemProcessor:
         }
         text = json.dumps(settings, sort_keys=True, default=str)
         assert " at 0x" not in text, "an address in memory would be another in every replica"
-        return hashlib.sha256(text.encode()).hexdigest()
+        among_others = [name for name, rules in self._family.modalities.items() if rules.among_others is not None]
+        return ProcessorIdentity(hashlib.sha256(text.encode()).hexdigest(), frozenset(among_others))
 
     def _probe(self, modality: str) -> list[int]:
         """Returns the token ids of a small item, as a sample of the tokenizer."""
@@ -240,7 +220,7 @@ class ItemProcessor:
         dtypes |= dict.fromkeys(tensors.keys() & {EMBEDDINGS}, self._embedding_dtype)
         return {name: _stored_tensor(value, dtypes.get(name, value.dtype)) for name, value in tensors.items()}
 
-    def _kwargs_with(self, modality: str, rules: Modality, options: Mapping[str, object]) -> dict[str, Any]:
+    def _kwargs_with(self, modality: str, rules: Modality, options: Options) -> dict[str, Any]:
         chosen: dict[str, Any] = {}
         for name, value in options.items():
             if name not in rules.options:
@@ -249,17 +229,17 @@ class ItemProcessor:
             chosen |= rules.options[name](self._processor, value)
         return dict(self._kwargs.get(modality, {})) | chosen
 
-    def _expansion(self, modality: str, rules: Modality, outputs: Outputs, kwargs: Mapping[str, Any]) -> ItemExpansion:
-        text = rules.expansion(self._processor, outputs, 0, kwargs)
-        content = self._tokenizer.content(text)
-        is_embed = content.ids == self._tokenizer.token_id(rules.embed_token(self._processor))
+    def _expansion(self, modality: str, rules: Modality, outputs: Outputs, kwargs: Kwargs) -> ItemExpansion:
+        text = rules.expansion(self._processor, outputs, kwargs)
+        before, ids, after = self._tokenizer.content(text)
+        is_embed = ids == self._tokenizer.token_id(rules.embed_token(self._processor))
         feature_ids = [self._tokenizer.token_id(token) for token in rules.feature_tokens(self._processor)]
-        features = np.flatnonzero(is_embed | np.isin(content.ids, feature_ids))
+        features = np.flatnonzero(is_embed | np.isin(ids, feature_ids))
         if not len(features):
             raise InvalidRequestError(f"the {modality} item has no positions in the prompt", field="media")
         start, end = int(features[0]), int(features[-1]) + 1
         mask = None if is_embed[start:end].all() else tuple(is_embed[start:end].tolist())
-        return ItemExpansion(content.ids, PlaceholderRange(start, end - start, mask), content.before, content.after)
+        return ItemExpansion(ids, PlaceholderRange(start, end - start, mask), before, after)
 
 
 def _info(

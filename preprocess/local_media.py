@@ -8,7 +8,7 @@ from typing import BinaryIO
 from urllib.parse import unquote_to_bytes
 
 from raylens.preprocess.media import MediaLimits, check_size
-from raylens.preprocess.schema import InvalidRequestError
+from raylens.preprocess.schema import invalid_media
 
 _READ_BYTES = 2**20
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -33,14 +33,14 @@ class LocalMedia:
         root, no regular file, empty or over the limit of bytes.
         """
         if self._root is None:
-            raise _refused("media from local files is switched off on this server", "media_local_disabled")
+            raise invalid_media("media from local files is switched off on this server", "media_local_disabled")
         path = _path_of(url)
         return await asyncio.to_thread(self._read, self._root, path)
 
     def _read(self, root: bytes, path: bytes) -> bytes:
         resolved = os.path.realpath(os.path.join(root, path))
         if not resolved.startswith(root.rstrip(b"/") + b"/"):
-            raise _refused("the file is not below this server's folder of media", "media_url_forbidden")
+            raise invalid_media("the file is not below this server's folder of media", "media_url_forbidden")
         content = bytearray()
         try:
             with _opened(root, os.path.relpath(resolved, root).split(b"/")) as file:
@@ -49,9 +49,11 @@ class LocalMedia:
                 while len(content) <= self._limits.max_item_bytes and (chunk := file.read(_READ_BYTES)):
                     content += chunk
         except FileNotFoundError as error:
-            raise _refused("there is no such file below this server's folder of media", "media_fetch_failed") from error
+            raise invalid_media(
+                "there is no such file below this server's folder of media", "media_fetch_failed"
+            ) from error
         except OSError as error:
-            raise _refused("the file cannot be read", "media_fetch_failed") from error
+            raise invalid_media("the file cannot be read", "media_fetch_failed") from error
         check_size(content, limits=self._limits)
         return bytes(content)
 
@@ -75,29 +77,25 @@ def _opened(root: bytes, names: list[bytes]) -> BinaryIO:
 
 def _check_regular(status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise _refused("the file: URL does not name a regular file", "media_url_forbidden")
+        raise invalid_media("the file: URL does not name a regular file", "media_url_forbidden")
 
 
 def _path_of(url: str) -> bytes:
     """Returns the path in a file: URL, percent-decoded once. Raises InvalidRequestError for other URLs."""
     scheme, colon, rest = url.partition(":")
     if scheme.lower() != "file" or not colon:
-        raise _refused("the URL of a local file starts with file:", "invalid_media_url")
+        raise invalid_media("the URL of a local file starts with file:", "invalid_media_url")
     if "?" in rest or "#" in rest:
-        raise _refused("a file: URL has neither ? nor # (in a name they are %3F and %23)", "invalid_media_url")
+        raise invalid_media("a file: URL has neither ? nor # (in a name they are %3F and %23)", "invalid_media_url")
     if rest.startswith("//"):
         host, slash, path = rest[2:].partition("/")
         if host.lower() not in ("", "localhost"):
-            raise _refused("a file: URL names no other host, it is file:///path or file:path", "invalid_media_url")
+            raise invalid_media("a file: URL names no other host, it is file:///path or file:path", "invalid_media_url")
         rest = slash + path
     try:
         decoded = unquote_to_bytes(rest)
     except UnicodeEncodeError as error:
-        raise _refused("the file: URL is no Unicode text", "invalid_media_url") from error
+        raise invalid_media("the file: URL is no Unicode text", "invalid_media_url") from error
     if not decoded or b"\0" in decoded:
-        raise _refused("the path of the file: URL is empty or holds a zero byte", "invalid_media_url")
+        raise invalid_media("the path of the file: URL is empty or holds a zero byte", "invalid_media_url")
     return decoded
-
-
-def _refused(reason: str, code: str) -> InvalidRequestError:
-    return InvalidRequestError(reason, field="media", code=code)

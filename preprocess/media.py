@@ -2,15 +2,13 @@
 
 import io
 import warnings
-from dataclasses import field
-from typing import Annotated
 
 from PIL import Image, ImageFile, ImageOps
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from raylens.preprocess.image_metadata import check_metadata
-from raylens.preprocess.schema import InvalidRequestError
+from raylens.preprocess.schema import InvalidRequestError, invalid_media
 
 # No TIFF: its tiles may be larger than the picture that they make up, and more than it needs.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "MPO")
@@ -35,41 +33,38 @@ class VideoLimits:
     """The limits of one video. The defaults bound the frames that are handed on to 0.8 GB. Decoding takes most of the
     time; `max_source_pixels` bounds it, and `MAX_SOURCE_FRAMES` for frames of few pixels."""
 
-    max_frames: Annotated[int, Field(ge=1, description="frames handed on to the model's processor")] = 768
-    max_frame_pixels: Annotated[int, Field(ge=1, description="pixels of one frame, width x height")] = 4096 * 2304
-    max_total_pixels: Annotated[int, Field(ge=1, description="pixels of all frames handed on, 3 bytes each")] = 2**28
-    max_duration_s: Annotated[float, Field(gt=0, description="seconds that a video may last")] = 600.0
-    max_source_pixels: Annotated[
-        int, Field(ge=1, description="pixels of all frames decoded to find those handed on")
-    ] = 2**34
+    max_frames: int = Field(default=768, ge=1, description="frames handed on to the model's processor")
+    max_frame_pixels: int = Field(default=4096 * 2304, ge=1, description="pixels of one frame, width x height")
+    max_total_pixels: int = Field(default=2**28, ge=1, description="pixels of all frames handed on, 3 bytes each")
+    max_duration_s: float = Field(default=600.0, gt=0, description="seconds that a video may last")
+    max_source_pixels: int = Field(
+        default=2**34, ge=1, description="pixels of all frames decoded to find those handed on"
+    )
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
 class MediaLimits:
     """The limits of one request's media."""
 
-    max_items: Annotated[int, Field(ge=0, description="media items per request")] = 16
-    max_item_bytes: Annotated[int, Field(ge=1, description="bytes of one encoded item")] = 20 * 2**20
-    max_total_bytes: Annotated[int, Field(ge=1, description="bytes of all encoded items of a request")] = 64 * 2**20
-    max_image_pixels: Annotated[int, Field(ge=1, description="pixels of one image, width x height")] = 50_000_000
-    video: Annotated[VideoLimits, Field(description="what one video may bring")] = field(default_factory=VideoLimits)
+    max_items: int = Field(default=16, ge=0, description="media items per request")
+    max_item_bytes: int = Field(default=20 * 2**20, ge=1, description="bytes of one encoded item")
+    max_total_bytes: int = Field(default=64 * 2**20, ge=1, description="bytes of all encoded items of a request")
+    max_image_pixels: int = Field(default=50_000_000, ge=1, description="pixels of one image, width x height")
+    video: VideoLimits = Field(default_factory=VideoLimits, description="what one video may bring")
 
 
 def check_size(content: bytes | bytearray, limits: MediaLimits) -> None:
     """Raises InvalidRequestError for an empty item or one over `limits.max_item_bytes`."""
     if not content:
-        raise InvalidRequestError("the media item is empty (0 bytes)", field="media", code="empty_media")
+        raise invalid_media("the media item is empty (0 bytes)", "empty_media")
     if len(content) > limits.max_item_bytes:
         raise too_large(len(content), limits=limits)
 
 
 def too_large(num_bytes: int, limits: MediaLimits) -> InvalidRequestError:
     """Returns the error for an item over the byte limit. `num_bytes` is how many bytes were seen so far."""
-    return InvalidRequestError(
-        f"the media item has {num_bytes} bytes or more, the limit is {limits.max_item_bytes}",
-        field="media",
-        code="media_too_large",
-    )
+    reason = f"the media item has {num_bytes} bytes or more, the limit is {limits.max_item_bytes}"
+    return invalid_media(reason, "media_too_large")
 
 
 def decode_image(content: bytes, limits: MediaLimits) -> Image.Image:
@@ -87,47 +82,32 @@ def decode_image(content: bytes, limits: MediaLimits) -> Image.Image:
             check_image_size(image.size, limits=limits)
             if image.format == "BMP" and image.tile[0].codec_name == "bmp_rle":
                 # Pillow unpacks these in Python, which takes some microseconds for every two bytes.
-                raise InvalidRequestError("compressed BMPs are not read", field="media", code="invalid_image")
+                raise invalid_media("compressed BMPs are not read", "invalid_image")
             if image.format in ("JPEG", "MPO") and content.count(_START_OF_SCAN) > _MAX_SCANS:
                 # The decoder goes over all pixels again for every scan, and 75 bytes are enough to ask for one.
-                raise InvalidRequestError(
-                    f"the JPEG has more than {_MAX_SCANS} scans", field="media", code="invalid_image"
-                )
+                raise invalid_media(f"the JPEG has more than {_MAX_SCANS} scans", "invalid_image")
             _scale_transparent_grey(image)
             ImageOps.exif_transpose(image, in_place=True)  # otherwise it copies every picture
             return _to_rgb(image)
     except InvalidRequestError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise InvalidRequestError(
-            f"the image has more pixels than can be decoded safely, {Image.MAX_IMAGE_PIXELS}",
-            field="media",
-            code="image_too_large",
-        ) from error
+        reason = f"the image has more pixels than can be decoded safely, {Image.MAX_IMAGE_PIXELS}"
+        raise invalid_media(reason, "image_too_large") from error
     # Pillow's decoders raise many types on hostile bytes (OSError, SyntaxError, struct.error, ValueError, ...).
     except Exception as error:
-        raise InvalidRequestError(
-            f"the {len(content)} bytes are not a readable image ({', '.join(_FORMATS)})",
-            field="media",
-            code="invalid_image",
-        ) from error
+        reason = f"the {len(content)} bytes are not a readable image ({', '.join(_FORMATS)})"
+        raise invalid_media(reason, "invalid_image") from error
 
 
 def check_shape(size: tuple[int, int], *, kind: str) -> None:
     """Raises InvalidRequestError if one side of an image or a video is too short, in itself or beside the other."""
     width, height = size
-    if min(width, height) < MIN_SIDE:
-        raise InvalidRequestError(
-            f"the {kind} is {width}x{height} pixels, each side needs at least {MIN_SIDE}",
-            field="media",
-            code=f"{kind}_too_small",
-        )
-    if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
-        raise InvalidRequestError(
-            f"the {kind} is {width}x{height} pixels, one side may be {MAX_ASPECT_RATIO} times the other",
-            field="media",
-            code=f"{kind}_too_large",
-        )
+    shape = f"the {kind} is {width}x{height} pixels"
+    if min(size) < MIN_SIDE:
+        raise invalid_media(f"{shape}, each side needs at least {MIN_SIDE}", f"{kind}_too_small")
+    if max(size) > MAX_ASPECT_RATIO * min(size):
+        raise invalid_media(f"{shape}, one side may be {MAX_ASPECT_RATIO} times the other", f"{kind}_too_large")
 
 
 def check_image_size(size: tuple[int, int], limits: MediaLimits) -> None:
@@ -135,11 +115,8 @@ def check_image_size(size: tuple[int, int], limits: MediaLimits) -> None:
     check_shape(size, kind="image")
     width, height = size
     if width * height > limits.max_image_pixels:
-        raise InvalidRequestError(
-            f"the image is {width}x{height} pixels, the limit is {limits.max_image_pixels} in all",
-            field="media",
-            code="image_too_large",
-        )
+        limit = f"the limit is {limits.max_image_pixels} in all"
+        raise invalid_media(f"the image is {width}x{height} pixels, {limit}", "image_too_large")
 
 
 def _scale_transparent_grey(image: ImageFile.ImageFile) -> None:
@@ -154,11 +131,8 @@ def _scale_transparent_grey(image: ImageFile.ImageFile) -> None:
         return
     raw_mode = image.tile[0].args
     if raw_mode in ("I;16B", "RGB;16B"):
-        raise InvalidRequestError(
-            "a PNG of 16 bits with a transparent colour is not read, send an alpha channel",
-            field="media",
-            code="invalid_image",
-        )
+        reason = "a PNG of 16 bits with a transparent colour is not read, send an alpha channel"
+        raise invalid_media(reason, "invalid_image")
     if raw_mode in _GREY_STEPS:
         step = _GREY_STEPS[raw_mode]
         image.info["transparency"] = colour % (255 // step + 1) * step

@@ -6,8 +6,6 @@ too. The size limit is checked while the body streams in.
 
 import asyncio
 import re
-from types import TracebackType
-from typing import Annotated
 from urllib.parse import quote
 
 import aiohttp
@@ -25,7 +23,7 @@ from raylens.preprocess.public_addresses import (
     is_literal_address,
     is_public_address,
 )
-from raylens.preprocess.schema import InvalidRequestError
+from raylens.preprocess.schema import InvalidRequestError, invalid_media
 
 _REDIRECTS = {301, 302, 303, 307, 308}
 _MAX_REDIRECTS = 3
@@ -44,18 +42,15 @@ _PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
 class FetchPolicy:
     """The http(s) URLs that the server fetches for its clients, and the timeouts."""
 
-    enabled: Annotated[bool, Field(description="fetch URLs at all")] = True
-    allowed_domains: Annotated[
-        tuple[str, ...], Field(description="hosts that media may come from; empty: any public one")
-    ] = ()
-    allow_private_addresses: Annotated[bool, Field(description="also fetch from addresses that are not public")] = False
-    contact: Annotated[
-        str | None,
-        Field(pattern=r"^[ -~]+$", description="address of the operator, told to media hosts in User-Agent"),
-    ] = None
-    total_timeout_s: Annotated[float, Field(gt=0, description="seconds for one fetch in all, with its redirects")] = (
-        20.0
+    enabled: bool = Field(default=True, description="fetch URLs at all")
+    allowed_domains: tuple[str, ...] = Field(
+        default=(), description="hosts that media may come from; empty: any public one"
     )
+    allow_private_addresses: bool = Field(default=False, description="also fetch from addresses that are not public")
+    contact: str | None = Field(
+        default=None, pattern=r"^[ -~]+$", description="address of the operator, told to media hosts in User-Agent"
+    )
+    total_timeout_s: float = Field(default=20.0, gt=0, description="seconds for one fetch in all, with its redirects")
 
 
 class MediaFetcher:
@@ -72,7 +67,9 @@ class MediaFetcher:
             # Some hosts reject clients without a name or a contact address.
             "User-Agent": f"Raylens/{raylens.__version__}{contact}",
         }
-        self._domains = tuple(_canonical_host(domain) for domain in policy.allowed_domains)
+        self._domains = tuple(
+            URL.build(scheme="https", host=domain).raw_host or "" for domain in policy.allowed_domains
+        )
         self._resolver = resolver or SystemResolver()
         self._session = aiohttp.ClientSession(
             # No DNS cache: the connection must use the checked address.
@@ -94,9 +91,7 @@ class MediaFetcher:
     async def __aenter__(self) -> "MediaFetcher":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -106,17 +101,14 @@ class MediaFetcher:
     async def fetch(self, url: str) -> bytes:
         """Returns the body at `url`. Raises InvalidRequestError if it may not or cannot be fetched."""
         if not self._policy.enabled:
-            raise InvalidRequestError(
-                "fetching media by URL is switched off on this server, send a data: URL",
-                field="media",
-                code="media_fetch_disabled",
-            )
+            reason = "fetching media by URL is switched off on this server, send a data: URL"
+            raise invalid_media(reason, "media_fetch_disabled")
         try:
             async with asyncio.timeout(self._policy.total_timeout_s):
                 return await self._fetch_following(url)
+        except InvalidRequestError:
+            raise
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            if isinstance(error, InvalidRequestError):
-                raise
             raise _fetch_error(error) from error
 
     async def _fetch_following(self, url: str) -> bytes:
@@ -128,42 +120,28 @@ class MediaFetcher:
                     target = self._checked(_parsed(_unambiguous(location), base=target))
                     continue
                 if response.status != 200:
-                    raise InvalidRequestError(
-                        f"the media server answered {response.status}",
-                        field="media",
-                        code="media_fetch_failed",
-                    )
+                    raise invalid_media(f"the media server answered {response.status}", "media_fetch_failed")
                 return await self._read(response)
-        raise InvalidRequestError(f"more than {_MAX_REDIRECTS} redirects", field="media", code="media_fetch_failed")
+        raise invalid_media(f"more than {_MAX_REDIRECTS} redirects", "media_fetch_failed")
 
     def _checked(self, url: URL) -> URL:
         """Returns `url` itself, for the fetch. Raises InvalidRequestError if it may not be fetched, and ValueError if
         its host is spelled ambiguously."""
         host = url.raw_host
         if url.scheme not in ("http", "https") or not host:
-            raise InvalidRequestError(
-                "media URLs start with https://, http:// or data:",
-                field="media",
-                code="invalid_media_url",
-            )
+            raise invalid_media("media URLs start with https://, http:// or data:", "invalid_media_url")
         if url.raw_user is not None or url.raw_password is not None:
-            raise InvalidRequestError(
-                "media URLs with a user name or password are not fetched", field="media", code="invalid_media_url"
-            )
+            raise invalid_media("media URLs with a user name or password are not fetched", "invalid_media_url")
         if self._domains and not any(host == domain or host.endswith("." + domain) for domain in self._domains):
-            raise InvalidRequestError(
-                "the host is not on this server's list of media hosts",
-                field="media",
-                code="media_url_forbidden",
-            )
+            raise invalid_media("the host is not on this server's list of media hosts", "media_url_forbidden")
         # A literal address is never resolved, so the resolver cannot check it.
         if is_literal_address(host) and not self._policy.allow_private_addresses and not is_public_address(host):
             raise _forbidden()
         return url
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        if (response.content_length or 0) > self._limits.max_item_bytes:
-            raise too_large(response.content_length or 0, limits=self._limits)
+        if response.content_length is not None and response.content_length > self._limits.max_item_bytes:
+            raise too_large(response.content_length, limits=self._limits)
         content = bytearray()
         async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
             content += chunk
@@ -197,12 +175,8 @@ def _parsed(url: str, base: URL | None = None) -> URL:
     )
 
 
-def _canonical_host(domain: str) -> str:
-    return URL.build(scheme="https", host=domain).raw_host or ""
-
-
 def _forbidden() -> InvalidRequestError:
-    return InvalidRequestError("the host's address is not public", field="media", code="media_url_forbidden")
+    return invalid_media("the host's address is not public", "media_url_forbidden")
 
 
 def _fetch_error(error: Exception) -> InvalidRequestError:
@@ -213,11 +187,11 @@ def _fetch_error(error: Exception) -> InvalidRequestError:
         cause = cause.__cause__ or cause.__context__
     # Errors of TLS certificates are ValueErrors, too.
     if isinstance(error, aiohttp.InvalidURL) or not isinstance(error, (aiohttp.ClientError, OSError)):
-        return InvalidRequestError("the media URL is malformed", field="media", code="invalid_media_url")
+        return invalid_media("the media URL is malformed", "invalid_media_url")
     if isinstance(error, TimeoutError):
         reason = "the media server took too long"
     elif isinstance(error, aiohttp.ClientPayloadError):
         reason = "the media server's answer is cut off or malformed"
     else:
         reason = "the media server could not be reached"
-    return InvalidRequestError(reason, field="media", code="media_fetch_failed")
+    return invalid_media(reason, "media_fetch_failed")

@@ -8,8 +8,7 @@ import math
 import struct
 from itertools import islice
 
-from raylens.preprocess.image_metadata import MAX_METADATA_PARTS
-from raylens.preprocess.jpeg_segments import START_OF_FRAME, jpeg_segments
+from raylens.preprocess.image_metadata import MAX_METADATA_PARTS, jpeg_segments
 from raylens.preprocess.media import MediaLimits
 
 VIDEO_PIXELS_PER_BYTE = 16
@@ -18,6 +17,7 @@ number of frames. H.264 has some 100 pixels a byte. All of them are decoded, at 
 are converted to RGB."""
 
 _PNG_START = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of segments with the picture's size
 _CUT_OFF = (struct.error, IndexError)
 _MAX_TIFF_ENTRIES = 64  # entries are sorted, with width and height among the first
 
@@ -60,30 +60,26 @@ def is_cut_off(content: bytes) -> bool:
 def _header_pixels(content: bytes) -> int:
     """Returns width x height, or 0 for no picture. Raises struct.error or IndexError if the header is cut off."""
     if content.startswith(_PNG_START):
-        return _product(struct.unpack_from(">II", content, 16))
+        return math.prod(struct.unpack_from(">II", content, 16))
     if content.startswith(b"\xff\xd8\xff"):
         return _jpeg_pixels(content)
     if content.startswith(b"RIFF") and content[8:12] == b"WEBP":
         return _webp_pixels(content)
     if content.startswith((b"GIF87a", b"GIF89a")):
-        return _product(struct.unpack_from("<HH", content, 6))
+        return math.prod(struct.unpack_from("<HH", content, 6))
     if content.startswith(b"BM"):
         is_os2 = struct.unpack_from("<I", content, 14) == (12,)
-        return _product(struct.unpack_from("<HH" if is_os2 else "<ii", content, 18))
+        # A BMP stored from top to bottom has a negative height.
+        return int(abs(math.prod(struct.unpack_from("<HH" if is_os2 else "<ii", content, 18))))
     if content.startswith((b"II*\0", b"MM\0*")):
         return _tiff_pixels(content, "<" if content.startswith(b"II") else ">")
     return 0
 
 
-def _product(size: tuple[int, ...]) -> int:
-    # A BMP stored from top to bottom has a negative height.
-    return abs(math.prod(size))
-
-
 def _jpeg_pixels(content: bytes) -> int:
     for marker, position in islice(jpeg_segments(content), MAX_METADATA_PARTS):
-        if marker in START_OF_FRAME:
-            return _product(struct.unpack_from(">HH", content, position + 3))
+        if marker in _JPEG_FRAMES:
+            return math.prod(struct.unpack_from(">HH", content, position + 3))
     return 0
 
 
@@ -91,7 +87,7 @@ def _webp_pixels(content: bytes) -> int:
     kind = content[12:16]
     if kind == b"VP8 ":
         # The upper two bits of each side are a scale.
-        return _product(tuple(side & 0x3FFF for side in struct.unpack_from("<HH", content, 26)))
+        return math.prod(side & 0x3FFF for side in struct.unpack_from("<HH", content, 26))
     if kind == b"VP8L":
         bits = int.from_bytes(content[21:25], "little")
         return ((bits & 0x3FFF) + 1) * ((bits >> 14 & 0x3FFF) + 1)

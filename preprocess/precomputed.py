@@ -5,7 +5,6 @@ positions in the prompt. It also holds either `embeddings` (num_embeds, embeddin
 Face processor. safetensors holds numbers only, and no code.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +12,8 @@ from safetensors.torch import load
 
 from raylens.preprocess.field_layout import Fields
 from raylens.preprocess.media import MediaLimits, check_image_size, check_size
-from raylens.preprocess.models.family import Size
-from raylens.preprocess.schema import InvalidRequestError, ItemTensors
+from raylens.preprocess.models.family import HFProcessor, Modality, Size
+from raylens.preprocess.schema import InvalidRequestError, ItemTensors, invalid_media
 
 EMBEDDINGS = "embeddings"
 _SIZE = "size"
@@ -63,32 +62,32 @@ def read_precomputed(content: bytes, fields: Fields, *, limits: MediaLimits) -> 
     return PrecomputedItem(size, tensors)
 
 
-def check_layout(tensors: ItemTensors, whole: ItemTensors, packed: ItemTensors) -> None:
-    """Raises InvalidRequestError unless each tensor has the shape of its namesake in `whole`, the Hugging Face
-    processor's form, or in `packed`, the server's form, and is floating-point if its namesake is."""
-    for name, given in tensors.items():
-        has_shape = given.shape in (whole[name].shape, packed[name].shape)
+def checked_inputs(
+    item: PrecomputedItem, expected: ItemTensors, rules: Modality, processor: HFProcessor
+) -> ItemTensors:
+    """Returns the client's tensors in the server's form. `expected`: those of a blank picture of the same size.
+
+    Fields that follow from the picture's size are taken from `expected`. These are grids, indices and masks, with which
+    an encoder addresses a batch that holds other clients' items.
+
+    Raises InvalidRequestError unless each tensor has the shape of its namesake, in the Hugging Face processor's form or
+    in the server's, and is floating-point if its namesake is; if a field that follows from the size differs; and if a
+    content field has another dtype.
+    """
+    whole = rules.unpack(processor, expected)
+    for name, given in item.tensors.items():
+        has_shape = given.shape in (whole[name].shape, expected[name].shape)
         if not has_shape or given.is_floating_point() != whole[name].is_floating_point():
             raise _invalid(f"{name} is {_described(given)}, for a picture of this size {_described(whole[name])}")
-
-
-def with_own_layout(
-    tensors: ItemTensors, expected: ItemTensors, *, derived: Sequence[str], content: Sequence[str]
-) -> ItemTensors:
-    """Returns the client's tensors, with the fields that follow from the picture's size taken from `expected` instead.
-    These are grids, indices and masks, with which an encoder addresses a batch that holds other clients' items.
-    `derived` and `content`: the family's `derived_fields` and `content_fields`.
-
-    Raises InvalidRequestError if the client's values of these fields differ, or a content field has another dtype.
-    """
-    found = {}
+    found = rules.pack(processor, item.tensors)
     for name, value in expected.items():
-        is_derived = (not value.is_floating_point() and name not in content) or name in derived
-        if is_derived and not torch.equal(tensors[name].double(), value.double()):
-            raise _invalid(f"{name} holds other numbers than belong to a picture of this size")
-        if name in content and tensors[name].dtype != value.dtype:
-            raise _invalid(f"{name} is {_described(tensors[name])}, expected is {_described(value)}")
-        found[name] = value if is_derived else tensors[name]
+        is_content = name in rules.content_fields
+        if name in rules.derived_fields or not (value.is_floating_point() or is_content):
+            if not torch.equal(found[name].double(), value.double()):
+                raise _invalid(f"{name} holds other numbers than belong to a picture of this size")
+            found = found | {name: value}
+        if is_content and found[name].dtype != value.dtype:
+            raise _invalid(f"{name} is {_described(found[name])}, expected is {_described(value)}")
     return found
 
 
@@ -120,4 +119,4 @@ def _described(tensor: torch.Tensor) -> str:
 
 
 def _invalid(reason: str) -> InvalidRequestError:
-    return InvalidRequestError(reason, field="media", code="invalid_tensors")
+    return invalid_media(reason, "invalid_tensors")

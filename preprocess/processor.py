@@ -16,7 +16,7 @@ from raylens.preprocess.hf_processor import ImageBackend, load_processor
 from raylens.preprocess.interleaved_pixels import keep_pixels_interleaved
 from raylens.preprocess.items import ItemProcessor
 from raylens.preprocess.media import DEFAULT_VIDEO_FRAMES, MediaLimits
-from raylens.preprocess.models.family import HFProcessor, ProcessorFamily
+from raylens.preprocess.models.family import ProcessorFamily
 from raylens.preprocess.prompt_tokenizer import PromptTokenizer
 from raylens.preprocess.prompts import PromptRenderer
 from raylens.preprocess.vision_plugins.registry import VisionPluginChoice, find_plugin
@@ -26,13 +26,9 @@ from raylens.preprocess.vision_plugins.registry import VisionPluginChoice, find_
 class ProcessorConfig:
     """The settings of a MultiModalProcessor.
 
-    `model`: a folder or a hub id. `dtype`: of the encoder's tower. `embedding_dtype`: of the encoder's output; None:
-    the same. `max_model_len`: in tokens; None: the model's.
-
-    `video_frames`: the most frames of a video, if neither the request nor the model's processor sets a number or a
-    rate.
-
-    `vision_plugin`: the vision encoder of a text model.
+    `model`: a folder or a hub id. `video_frames`: the most frames of a video, if neither the request nor the model's
+    processor sets a number or a rate. `dtype`: of the encoder's tower. `embedding_dtype`: of the encoder's output;
+    None: the same. `max_model_len`: in tokens; None: the model's. `vision_plugin`: the vision encoder of a text model.
     """
 
     model: str
@@ -58,7 +54,9 @@ class MultiModalProcessor:
         self.max_model_len = default_context_length(text_config, config.max_model_len)
         # Tokenizers are not thread-safe: each half has its own.
         item_tokenizer, prompt_tokenizer = processor.tokenizer, copy.deepcopy(processor.tokenizer)
-        boundaries = _boundaries(processor, family)
+        # The tokens of items cut a text even if the tokenizer does not mark them as special.
+        rules = family.modalities.values()
+        boundaries = {token for one in rules for token in (one.embed_token(processor), *one.feature_tokens(processor))}
         self.items = ItemProcessor(
             processor,
             family,
@@ -86,11 +84,3 @@ def _family(config: ProcessorConfig, model_type: str) -> ProcessorFamily:
         return plugin_family(find_plugin(config.vision_plugin, config.model), config.vision_plugin.params)
     family: ProcessorFamily = load_family("preprocess", model_type)
     return family
-
-
-def _boundaries(processor: HFProcessor, family: ProcessorFamily) -> set[str]:
-    """Returns the tokens of items. They cut a text even if the tokenizer does not mark them as special."""
-    found: set[str] = set()
-    for modality in family.modalities.values():
-        found |= {modality.embed_token(processor), *modality.feature_tokens(processor)}
-    return found

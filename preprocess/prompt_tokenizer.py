@@ -14,21 +14,14 @@ import numpy as np
 import numpy.typing as npt
 from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens
 
+from raylens.preprocess.schema import ItemExpansion
+
 TokenIds: TypeAlias = npt.NDArray[np.int32]
 """Token ids of shape (num_tokens,)."""
 
 
 def token_ids(ids: Iterable[int]) -> TokenIds:
     return np.fromiter(ids, dtype=np.int32)
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """A text cut at its first and last boundary: ordinary text, token ids, ordinary text."""
-
-    before: str
-    ids: TokenIds
-    after: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +87,21 @@ class PromptTokenizer:
             raise ValueError(f"the tokenizer has no token {token!r}")
         return int(found)
 
-    def content(self, text: str) -> Content:
-        """Tokenises `text` from its first to its last boundary. The text before and after these stays text."""
-        parts = self._boundary_pattern.split(text)
-        if len(parts) == 1:
-            return Content(text, token_ids(()), "")
+    def content(self, text: str) -> tuple[str, TokenIds, str]:
+        """Returns a text cut at its first and last boundary: ordinary text, token ids, ordinary text."""
+        before, *parts = self._boundary_pattern.split(text)
+        after = parts.pop() if parts else ""
         ids: list[int] = []
-        for index, part in enumerate(parts[1:-1]):
+        for index, part in enumerate(parts):
             if index % 2 == 0:
                 ids.append(self._boundary_ids[part])
             elif part:
                 ids += self.encode_run(part, is_first=False).tolist()
-        return Content(parts[0], token_ids(ids), parts[-1])
+        return before, token_ids(ids), after
 
     def runs(self, ids: TokenIds) -> list[TokenIds]:
         """Returns `ids` cut into alternating runs and boundaries of one id each. Runs have even indices."""
-        cuts = self._boundaries_in(ids)
+        cuts = self.boundaries(ids)
         return np.split(ids, np.stack([cuts, cuts + 1], axis=1).ravel())
 
     def text_of_run(self, run: TokenIds, *, is_first: bool) -> str | None:
@@ -140,34 +132,29 @@ class PromptTokenizer:
         assert tuple(ids[: len(anchor_ids)]) == anchor_ids
         return token_ids(ids[len(anchor_ids) :])
 
-    def join(self, pieces: Sequence[Piece], contents: Sequence[Content]) -> tuple[TokenIds, list[int]]:
-        """Joins the pieces of a prompt. Returns its ids and for each item the offset of `contents[item].ids`.
+    def join(self, pieces: Sequence[Piece], items: Sequence[ItemExpansion]) -> tuple[TokenIds, list[int]]:
+        """Joins the pieces of a prompt. Returns its ids and the offset of each item's `token_ids`.
 
         Text merges with adjacent runs as if the whole prompt had been tokenised at once. A run that the tokenizer would
         not produce, which only a client's ids can contain, keeps its ids. Takes time linear in the prompt's length.
         """
         writer = _PromptWriter(self)
-        offsets = [0] * len(contents)
+        offsets = [0] * len(items)
         for piece in pieces:
             if isinstance(piece, str):
                 writer.add_text(piece)
             elif isinstance(piece, Slot):
-                content = contents[piece.index]
-                writer.add_text(content.before)
-                offsets[piece.index] = writer.add_fixed(content.ids)
-                writer.add_text(content.after)
+                item = items[piece.index]
+                writer.add_text(item.before)
+                offsets[piece.index] = writer.add_fixed(item.token_ids)
+                writer.add_text(item.after)
             elif isinstance(piece, Opening):
                 writer.add_opening(piece)
             else:
                 writer.add_ids(piece)
         return writer.finish(), offsets
 
-    def boundary_span(self, ids: TokenIds) -> tuple[int, int]:
-        """Returns the half-open range from the first to the last boundary in `ids`, or (len, len) without any."""
-        found = self._boundaries_in(ids)
-        return (int(found[0]), int(found[-1]) + 1) if len(found) else (len(ids), len(ids))
-
-    def _boundaries_in(self, ids: TokenIds) -> npt.NDArray[np.intp]:
+    def boundaries(self, ids: TokenIds) -> npt.NDArray[np.intp]:
         """Returns the indices of the boundaries in `ids`. Ids unknown to the tokenizer are no boundaries."""
         return np.flatnonzero(self._is_boundary.take(ids, mode="clip"))
 
@@ -211,7 +198,8 @@ class _PromptWriter:
         return offset
 
     def add_ids(self, ids: TokenIds, *, was_first: bool = False) -> None:
-        start, end = self._tokenizer.boundary_span(ids)
+        found = self._tokenizer.boundaries(ids)
+        start, end = (found[0], found[-1] + 1) if len(found) else (len(ids), len(ids))
         if start:
             self._run.append(_RunOfIds(ids[:start], was_first))
         if start < end:
@@ -252,13 +240,11 @@ class _PromptWriter:
             return
         text = ""
         for part in run:
-            if isinstance(part, str):
-                text += part
-                continue
-            part_text, is_first = self._text_of(part, is_first)
+            part_text, is_first = (part, is_first) if isinstance(part, str) else self._text_of(part, is_first)
             if part_text is not None:
                 text += part_text
                 continue
+            assert isinstance(part, _RunOfIds)
             self._write(self._tokenizer.encode_run(text, is_first=is_first))
             self._write(part.ids)
             text, is_first = "", False

@@ -7,18 +7,17 @@ are tokenised once, not with every prompt.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
 
 import numpy as np
 
-from raylens.preprocess.prompt_tokenizer import Content, Opening, Piece, PromptTokenizer, Slot, TokenIds, token_ids
+from raylens.preprocess.prompt_tokenizer import Opening, Piece, PromptTokenizer, Slot, TokenIds
 from raylens.preprocess.schema import InvalidRequestError, ItemExpansion, PlaceholderRange
 
-Target: TypeAlias = str | tuple[int, ...]
-"""The search target in a prompt: a text, or token ids. A text of special tokens is searched by their ids. A text
-without special tokens is searched in the prompt's text, across token bounds."""
+Item: TypeAlias = tuple[str, ItemExpansion]
+"""An item's modality and expansion. Sequences of items hold those of one modality in prompt order."""
 
 
 class Position(Enum):
@@ -32,21 +31,16 @@ class Position(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class After:
-    """After the first occurrence of `target`."""
-
-    target: Target
-
-
-@dataclass(frozen=True, slots=True)
 class PromptReplacement:
     """The modality's i-th item replaces the i-th `target` in the prompt.
 
-    `otherwise`: the place of all items, in order, in a prompt without targets. None: such a prompt is rejected.
+    `target`: either special tokens, which are searched by their ids, or ordinary text, which is searched in the
+    prompt's text across token bounds. `otherwise`: the place of all items, in order, in a prompt without targets. None:
+    such a prompt is rejected.
     """
 
-    target: Target
-    otherwise: Position | After | None = None
+    target: str
+    otherwise: Position | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +50,7 @@ class PromptInsertion:
     `tokenized_apart`: the prompt's text is tokenised as if without the items.
     """
 
-    position: Position | After
+    position: Position
     tokenized_apart: bool = False
 
 
@@ -86,52 +80,44 @@ class PromptRules:
 
 def apply_updates(
     ids: TokenIds,
-    items: Sequence[tuple[str, ItemExpansion]],
+    items: Sequence[Item],
     rules: PromptRules,
     tokenizer: PromptTokenizer,
     *,
     may_be_expanded: bool = True,
 ) -> tuple[TokenIds, list[PlaceholderRange]]:
-    """Expands a prompt for `items`, pairs of modality and expansion. Items of one modality are in prompt order.
+    """Expands a prompt for `items`. Returns the final ids and each item's placeholder range.
 
     With `may_be_expanded`, ids that already hold the expansions stay the same: the client ran the model's processor
-    itself. Returns the final ids and each item's placeholder range. Raises InvalidRequestError if the prompt's targets
-    do not match the items.
+    itself. Raises InvalidRequestError if the prompt's targets do not match the items.
     """
-    found = find_expanded(ids, items, rules, tokenizer) if may_be_expanded else None
-    if found is not None:
-        return ids, [_placed(expansion, offset) for (_, expansion), offset in zip(items, found, strict=True)]
-    pieces = _framed(_place_items(ids, items, rules, tokenizer), bool(items), rules, tokenizer)
-    contents = [Content(expansion.before, expansion.token_ids, expansion.after) for _, expansion in items]
-    joined, offsets = tokenizer.join(pieces, contents)
-    return joined, [_placed(expansion, offset) for (_, expansion), offset in zip(items, offsets, strict=True)]
+    offsets = _find_expanded(ids, items, rules, tokenizer) if may_be_expanded and items else None
+    if offsets is None:
+        pieces = _framed(_place_items(ids, items, rules, tokenizer), bool(items), rules, tokenizer)
+        ids, offsets = tokenizer.join(pieces, [expansion for _, expansion in items])
+    features = [expansion.features for _, expansion in items]
+    return ids, [replace(one, offset=offset + one.offset) for one, offset in zip(features, offsets, strict=True)]
 
 
-def find_expanded(
-    ids: TokenIds, items: Sequence[tuple[str, ItemExpansion]], rules: PromptRules, tokenizer: PromptTokenizer
+def _find_expanded(
+    ids: TokenIds, items: Sequence[Item], rules: PromptRules, tokenizer: PromptTokenizer
 ) -> list[int] | None:
     """Returns the offset of each item's `token_ids` if the prompt holds all of them and no other target, else None."""
-    if not items:
-        return None
     offsets = _find_in_prompt_order(ids, items, tokenizer)
     if offsets is None:
         return None
     for update in rules.updates.values():
-        if isinstance(update, PromptReplacement):
-            target = _target_ids(update.target, tokenizer)
-            if target is None:
-                continue
+        target = _target_ids(update.target, tokenizer) if isinstance(update, PromptReplacement) else None
+        if target is not None:
             # Counts targets in the items of all modalities, because two modalities may share a token.
-            if len(_find_all(ids, target)) != sum(len(_find_all(one.token_ids, target)) for _, one in items):
+            num_in_items = sum(len(_find_all(one.token_ids, target)) for _, one in items)
+            if len(_find_all(ids, target)) != num_in_items:
                 return None
     return offsets
 
 
-def _find_in_prompt_order(
-    ids: TokenIds, items: Sequence[tuple[str, ItemExpansion]], tokenizer: PromptTokenizer
-) -> list[int] | None:
-    """Returns the offset of each item's `token_ids`, or None if the prompt does not hold all of them. Items of one
-    modality are in prompt order; modalities may be mixed.
+def _find_in_prompt_order(ids: TokenIds, items: Sequence[Item], tokenizer: PromptTokenizer) -> list[int] | None:
+    """Returns the offset of each item's `token_ids`, or None if the prompt does not hold all of them.
 
     The search goes from left to right, so that no item is found inside another one: a frame of a video may look like a
     picture. If several items match at one place, the longest wins; among equally long ones, the item whose own text
@@ -151,7 +137,6 @@ def _find_in_prompt_order(
                     return None
         found = [(offsets[queue[0]], items[queue[0]][1], modality) for modality, queue in waiting.items()]
         if len(found) > 1:
-            # The longer item wins; among equally long ones, the item whose text precedes the place.
             found.sort(
                 key=lambda one: (one[0], -len(one[1].token_ids), -_length_before(ids, one[0], one[1], tokenizer))
             )
@@ -170,59 +155,41 @@ def _length_before(ids: TokenIds, offset: int, expansion: ItemExpansion, tokeniz
     return len(expansion.before) if text.endswith(expansion.before) else -1
 
 
-def _place_items(
-    ids: TokenIds, items: Sequence[tuple[str, ItemExpansion]], rules: PromptRules, tokenizer: PromptTokenizer
-) -> list[Piece]:
+def _place_items(ids: TokenIds, items: Sequence[Item], rules: PromptRules, tokenizer: PromptTokenizer) -> list[Piece]:
     """Returns the prompt cut at its targets, with a Slot for every item."""
     prefix, rest = _split_prefix(ids, tokenizer)
     pieces: list[Piece] = [prefix, Opening(rest)]
     for modality, update in rules.updates.items():
         slots = [Slot(index) for index, (name, _) in enumerate(items) if name == modality]
-        position: Position | After | None
-        if isinstance(update, PromptReplacement):
-            position = update.otherwise
-            replaced = _replace(pieces, modality, update.target, slots, tokenizer)
-            if replaced is not None:
-                pieces = replaced
-                continue
-            if slots and position is None:
-                raise placeholder_mismatch(modality, num_targets=0, num_items=len(slots))
-        else:
-            position = update.position
-        if slots and position is not None:
-            pieces = _insert(pieces, slots, position, tokenizer)
-            if isinstance(update, PromptInsertion) and update.tokenized_apart:
+        if isinstance(update, PromptInsertion):
+            pieces = _insert(pieces, slots, update.position)
+            if slots and update.tokenized_apart:
                 pieces = [Opening(one.ids, stays_first=True) if isinstance(one, Opening) else one for one in pieces]
+            continue
+        cut = [part for piece in pieces for part in _cut(piece, update.target, tokenizer)]
+        num_targets = sum(part is None for part in cut)
+        if num_targets == 0 and update.otherwise is not None:
+            pieces = _insert(pieces, slots, update.otherwise)
+        elif num_targets != len(slots):
+            reason = f"the prompt has {num_targets} {modality} placeholders for {len(slots)} {modality} items"
+            raise InvalidRequestError(reason, field="messages", code="placeholder_mismatch")
+        elif num_targets:
+            remaining = iter(slots)
+            pieces = [next(remaining) if part is None else part for part in cut]
     return pieces
 
 
-def _replace(
-    pieces: list[Piece], modality: str, target: Target, slots: list[Slot], tokenizer: PromptTokenizer
-) -> list[Piece] | None:
-    """Returns `pieces` with `slots` in place of the targets, or None if there is no target."""
-    cut = [part for piece in pieces for part in _cut(piece, target, tokenizer)]
-    num_targets = sum(1 for part in cut if part is None)
-    if num_targets == 0:
-        return None
-    if num_targets != len(slots):
-        raise placeholder_mismatch(modality, num_targets=num_targets, num_items=len(slots))
-    remaining = iter(slots)
-    return [next(remaining) if part is None else part for part in cut]
-
-
-def _cut(piece: Piece, target: Target, tokenizer: PromptTokenizer) -> list[Piece | None]:
+def _cut(piece: Piece, target: str, tokenizer: PromptTokenizer) -> list[Piece | None]:
     """Returns the parts of a piece, with None in place of each target."""
     if isinstance(piece, str | Slot):
         return [piece]
     is_opening = isinstance(piece, Opening)
     ids = piece.ids if isinstance(piece, Opening) else piece
     target_ids = _target_ids(target, tokenizer)
-    parts: list[Piece | None] = []
     if target_ids is None:
-        assert isinstance(target, str)
         parts = _cut_text(ids, target, is_opening, tokenizer)
     else:
-        end = 0
+        parts, end = [], 0
         for start in _find_all(ids, target_ids):
             parts += [ids[end:start], None]
             end = start + len(target_ids)
@@ -250,23 +217,7 @@ def _cut_text(ids: TokenIds, target: str, is_opening: bool, tokenizer: PromptTok
     return [*parts, ids[start:]]
 
 
-def _insert(
-    pieces: list[Piece], inserted: Sequence[Piece], position: Position | After, tokenizer: PromptTokenizer
-) -> list[Piece]:
-    if isinstance(position, After):
-        cut = [part for piece in pieces for part in _cut(piece, position.target, tokenizer)]
-        if None not in cut:
-            raise InvalidRequestError(
-                f"the prompt has no {position.target!r}, after which the media belong",
-                field="prompt",
-                code="placeholder_mismatch",
-            )
-        first = cut.index(None)
-        target_ids = _target_ids(position.target, tokenizer)
-        target = position.target if target_ids is None else target_ids
-        assert not isinstance(target, tuple)
-        restored: list[Piece] = [target if part is None else part for part in cut]
-        return [*restored[: first + 1], *inserted, *restored[first + 1 :]]
+def _insert(pieces: list[Piece], inserted: Sequence[Piece], position: Position) -> list[Piece]:
     index = {
         Position.START: 0,
         Position.AFTER_PREFIX: next(i for i, piece in enumerate(pieces) if isinstance(piece, Opening)),
@@ -278,23 +229,20 @@ def _insert(
 
 def _framed(pieces: list[Piece], has_items: bool, rules: PromptRules, tokenizer: PromptTokenizer) -> list[Piece]:
     for insertion in rules.frame:
-        if insertion.with_items_only and not has_items:
-            continue
         content = tokenizer.content(insertion.text)
-        if insertion.unless_there and _opens_with(pieces, content.ids):
-            continue
-        pieces = _insert(pieces, [content.before, content.ids, content.after], insertion.position, tokenizer)
+        is_unwanted = insertion.unless_there and _opens_with(pieces, content[1])
+        if not is_unwanted and (has_items or not insertion.with_items_only):
+            pieces = _insert(pieces, content, insertion.position)
     return pieces
 
 
 def _opens_with(pieces: list[Piece], ids: TokenIds) -> bool:
     for piece in pieces:
         opening = piece.ids if isinstance(piece, Opening) else piece
-        if isinstance(opening, np.ndarray):
-            if len(opening):
-                return np.array_equal(opening[: len(ids)], ids)
-        else:
+        if not isinstance(opening, np.ndarray):
             return False
+        if len(opening):
+            return np.array_equal(opening[: len(ids)], ids)
     return False
 
 
@@ -310,21 +258,15 @@ def without_special_tokens(ids: TokenIds, tokenizer: PromptTokenizer) -> TokenId
     return ids[: len(ids) - size] if size and np.array_equal(ids[-size:], tokenizer.suffix) else ids
 
 
-def text_of_target(target: Target, tokenizer: PromptTokenizer) -> str:
-    return target if isinstance(target, str) else tokenizer.decode(token_ids(target))
-
-
-def _target_ids(target: Target, tokenizer: PromptTokenizer) -> TokenIds | None:
+def _target_ids(target: str, tokenizer: PromptTokenizer) -> TokenIds | None:
     """Returns the ids to search for, or None for a text whose tokens depend on adjacent text.
 
     Raises ValueError for a target that mixes ordinary text and tokens.
     """
-    if not isinstance(target, str):
-        return token_ids(target)
-    content = tokenizer.content(target)
-    if not content.before and not content.after:
-        return content.ids
-    if len(content.ids):
+    before, ids, after = tokenizer.content(target)
+    if not before and not after:
+        return ids
+    if len(ids):
         raise ValueError(f"the target {target!r} is neither text nor tokens but both")
     return None
 
@@ -344,17 +286,3 @@ def _find_all(ids: TokenIds, part: TokenIds) -> list[int]:
         found.append(start)
         start = haystack.find(needle, start + len(needle))
     return found
-
-
-def _placed(expansion: ItemExpansion, offset: int) -> PlaceholderRange:
-    features = expansion.features
-    return PlaceholderRange(offset + features.offset, features.length, features.is_embed)
-
-
-def placeholder_mismatch(modality: str, *, num_targets: int, num_items: int) -> InvalidRequestError:
-    """Returns the error for different numbers of placeholders and items."""
-    return InvalidRequestError(
-        f"the prompt has {num_targets} {modality} placeholders for {num_items} {modality} items",
-        field="messages",
-        code="placeholder_mismatch",
-    )

@@ -18,7 +18,6 @@ from raylens.preprocess.prompt_updates import (
     PromptRules,
     PromptUpdate,
     apply_updates,
-    text_of_target,
     without_special_tokens,
 )
 from raylens.preprocess.schema import (
@@ -169,9 +168,8 @@ class PromptRenderer:
         # With an insertion, items have no placeholder in the text.
         if not isinstance(update, PromptReplacement):
             return Placeholder()
-        target = text_of_target(update.target, self._tokenizer)
-        text = target.join(self._family.modalities[modality].marks)
-        return Placeholder(text, needed=target if update.otherwise is None else "")
+        text = update.target.join(self._family.modalities[modality].marks)
+        return Placeholder(text, needed=update.target if update.otherwise is None else "")
 
     def _plain_text(self, prompt: TextPrompt | InterleavedPrompt, *, has_items: bool) -> str:
         """Returns the text with a placeholder for each picture."""
@@ -185,9 +183,8 @@ class PromptRenderer:
         start = placeholder.offset - expansion.features.offset
         end = start + len(expansion.token_ids)
         before, after = self._family.modalities[modality].marks
-        return Extent(
-            start - self._num_marked(before, ids[:start], at_end=True), end + self._num_marked(after, ids[end:])
-        )
+        num_before = self._num_marked(before, ids[:start], at_end=True)
+        return Extent(start - num_before, end + self._num_marked(after, ids[end:]))
 
     def _num_marked(self, mark: str, ids: TokenIds, *, at_end: bool = False) -> int:
         """Returns the number of ids that hold the mark at the start of `ids`, or at the end if `at_end`; 0 without the
@@ -210,11 +207,8 @@ class PromptRenderer:
             array = np.empty((0, 0))
         is_whole = array.ndim == 1 and array.dtype.kind in "iu"
         if not is_whole or array.min(initial=0) < 0 or array.max(initial=0) >= self._vocab_size:
-            raise InvalidRequestError(
-                f"token ids must be whole numbers from 0 to {self._vocab_size - 1}",
-                field="prompt",
-                code="invalid_token_id",
-            )
+            reason = f"token ids must be whole numbers from 0 to {self._vocab_size - 1}"
+            raise InvalidRequestError(reason, field="prompt", code="invalid_token_id")
         return array.astype(np.int32)
 
     def _rewritten(self, text: str) -> str:
@@ -227,9 +221,7 @@ class PromptRenderer:
             return ids
         text = self._tokenizer.decode(without_special_tokens(ids, self._tokenizer))
         rewritten = self._rewritten(text)
-        if rewritten == text:
-            return ids
-        return self._tokenizer.encode(rewritten, add_special_tokens=add_special_tokens)
+        return ids if rewritten == text else self._tokenizer.encode(rewritten, add_special_tokens=add_special_tokens)
 
     def _expand(
         self, prompt: Prompt, items: Sequence[ItemInfo], *, is_cut: bool
@@ -243,11 +235,8 @@ class PromptRenderer:
         num_positions = sum(int((final == embed_id).sum()) for embed_id in self._embed_ids)
         num_embeds = sum(item.num_embeds for item in items)
         if num_positions != num_embeds:
-            raise InvalidRequestError(
-                f"the prompt has {num_positions} positions for embeddings, its media fill {num_embeds}",
-                field="prompt",
-                code="placeholder_mismatch",
-            )
+            reason = f"the prompt has {num_positions} positions for embeddings, its media fill {num_embeds}"
+            raise InvalidRequestError(reason, field="prompt", code="placeholder_mismatch")
         return final, placeholders
 
     def _numbered(self, items: Sequence[ItemInfo]) -> list[tuple[str, ItemExpansion]]:
@@ -256,7 +245,7 @@ class PromptRenderer:
         pairs = []
         for item in items:
             text = self._family.modalities[item.modality].ordinal(self._processor, numbers[item.modality])
-            pairs.append((item.modality, _behind(self._tokenizer.content(text).ids, item.expansion)))
+            pairs.append((item.modality, _behind(self._tokenizer.content(text)[1], item.expansion)))
             numbers[item.modality] += 1
         return pairs
 
@@ -264,36 +253,26 @@ class PromptRenderer:
         """Raises InvalidRequestError for more items than the model's limit, or for none if the model needs some."""
         modalities = self._family.modalities
         if self._family.requires_items and not items:
-            raise InvalidRequestError(
-                f"this model takes no text alone, send media ({', '.join(modalities)}) with it",
-                field="prompt",
-                code="media_required",
-            )
+            reason = f"this model takes no text alone, send media ({', '.join(modalities)}) with it"
+            raise InvalidRequestError(reason, field="prompt", code="media_required")
         for name, number in Counter(item.modality for item in items).items():
             limit = modalities[name].max_items
             if limit is not None and number > limit:
-                raise InvalidRequestError(
-                    f"{number} {name} items in one prompt, this model takes {limit}",
-                    field="prompt",
-                    code="too_many_items",
-                )
+                reason = f"{number} {name} items in one prompt, this model takes {limit}"
+                raise InvalidRequestError(reason, field="prompt", code="too_many_items")
 
     def _no_room(self, num_tokens: int) -> InvalidRequestError:
-        return InvalidRequestError(
-            f"the prompt has {num_tokens} tokens, the context of {self._max_model_len} tokens"
-            " leaves no room for an answer",
-            field="prompt",
-            code="context_length_exceeded",
-        )
+        context = f"the context of {self._max_model_len} tokens leaves no room for an answer"
+        reason = f"the prompt has {num_tokens} tokens, {context}"
+        return InvalidRequestError(reason, field="prompt", code="context_length_exceeded")
 
     def _check_length(self, num_chars: int, *, is_cut: bool) -> None:
         """Raises InvalidRequestError for a text that exceeds the context in any tokenisation, before tokenising it."""
         if num_chars > self._max_model_len * self._longest_token * (_MAX_CUT_CONTEXTS if is_cut else 1):
-            raise InvalidRequestError(
-                f"{num_chars} characters of text are more than the context of {self._max_model_len} tokens can hold",
-                field="messages",
-                code="context_length_exceeded",
+            reason = (
+                f"{num_chars} characters of text are more than the context of {self._max_model_len} tokens can hold"
             )
+            raise InvalidRequestError(reason, field="messages", code="context_length_exceeded")
 
 
 def _of_prompt(error: InvalidRequestError, prompt: Prompt) -> InvalidRequestError:

@@ -15,17 +15,12 @@ _MAX_LOOKUPS = 64
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 # In addition to the exclusions of `is_global`, which differ between versions of Python.
-_NOT_PUBLIC_V4 = [
-    ipaddress.IPv4Network(network)
+_NOT_PUBLIC = [
+    ipaddress.ip_network(network)
     for network in (
         "192.0.0.0/24",  # IETF protocol assignments
         "192.88.99.0/24",  # relays of 6to4
         "168.63.129.16/32",  # Azure's internal services for its machines
-    )
-]
-_NOT_PUBLIC_V6 = [
-    ipaddress.IPv6Network(network)
-    for network in (
         "2001::/23",  # IETF protocol assignments, Teredo among them
         "2001:db8::/32",  # documentation
         "2002::/16",  # 6to4: any IPv4 address may be inside
@@ -46,10 +41,10 @@ def is_public_address(address: str) -> bool:
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         embedded = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else ip.ipv4_mapped
-        if embedded is None:
-            return ip in _GLOBAL_UNICAST and ip.is_global and not any(ip in network for network in _NOT_PUBLIC_V6)
-        ip = embedded
-    return ip.is_global and not ip.is_multicast and not any(ip in network for network in _NOT_PUBLIC_V4)
+        if embedded is None and ip not in _GLOBAL_UNICAST:
+            return False
+        ip = embedded or ip
+    return ip.is_global and not ip.is_multicast and not any(ip in network for network in _NOT_PUBLIC)
 
 
 def is_literal_address(host: str) -> bool:
@@ -76,16 +71,10 @@ class SystemResolver(AbstractResolver):
         found = await asyncio.get_running_loop().run_in_executor(
             self._threads, socket.getaddrinfo, host, port, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG
         )
+        flags = socket.AI_NUMERICHOST
         return [
-            ResolveResult(
-                hostname=host,
-                host=str(address[0]),
-                port=port,
-                family=found_family,
-                proto=proto,
-                flags=socket.AI_NUMERICHOST,
-            )
-            for found_family, _, proto, _, address in found
+            ResolveResult(hostname=host, host=str(address[0]), port=port, family=kind, proto=protocol, flags=flags)
+            for kind, _, protocol, _, address in found
         ]
 
     async def close(self) -> None:

@@ -5,6 +5,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -43,11 +44,13 @@ class InvalidRequestError(ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors pass between processes, and exceptions with keyword-only arguments are not picklable by default.
-        return _rebuild_error, (self.reason, self.field, self.code, self.status, self.item)
+        fields: dict[str, Any] = {"field": self.field, "code": self.code, "status": self.status, "item": self.item}
+        return partial(InvalidRequestError, self.reason, **fields), ()
 
 
-def _rebuild_error(reason: str, field: str, code: str, status: int, item: int | None) -> InvalidRequestError:
-    return InvalidRequestError(reason, field=field, code=code, status=status, item=item)
+def invalid_media(reason: str, code: str) -> InvalidRequestError:
+    """Returns the error for a media item that the client has to change."""
+    return InvalidRequestError(reason, field="media", code=code)
 
 
 class ChatTemplateError(RuntimeError):

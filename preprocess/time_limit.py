@@ -5,8 +5,6 @@ import ctypes
 import threading
 import time
 import weakref
-from types import TracebackType
-from typing import NoReturn
 
 _POLL_SECONDS = 0.25
 
@@ -32,14 +30,14 @@ class TimeLimit:
         thread = threading.get_ident()
         self._running.append((thread, time.pthread_getcpuclockid(thread), time.thread_time() + self.seconds))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is not TimeLimitError:
             try:
                 self._running.pop()
             except IndexError:
-                _wait_for_the_error()
+                # The watcher is raising the error in this thread. It must not hit other work.
+                while True:
+                    time.sleep(0)
 
     def end_overdue(self) -> None:
         """Raises TimeLimitError in the thread of an overdue block."""
@@ -57,9 +55,3 @@ def _watch(reference: "weakref.ref[TimeLimit]") -> None:
         limit.end_overdue()
         del limit  # the watcher must not keep it alive
         time.sleep(_POLL_SECONDS)
-
-
-def _wait_for_the_error() -> NoReturn:
-    """Waits for the error that the watcher is raising in this thread, so that it does not hit other work."""
-    while True:
-        time.sleep(0)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import av
 import numpy as np
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from raylens.preprocess import media
 from raylens.preprocess.media import VideoLimits
-from raylens.preprocess.schema import InvalidRequestError
+from raylens.preprocess.schema import InvalidRequestError, invalid_media
 
 if TYPE_CHECKING:
     from transformers.video_utils import VideoMetadata
@@ -40,13 +40,10 @@ _DECODERS = (
 _MAX_STREAMS = 32
 # The mov demuxer allocates some 60 bytes for each sample of each track. A few bytes of the file can declare many.
 _MAX_INDEX_ENTRIES = 5_000_000
-_MP4_BOXES = frozenset(
-    {b"ftyp", b"styp", b"sidx", b"moov", b"moof", b"mdat", b"mfra", b"free", b"skip", b"wide", b"pnot", b"uuid"}
-)
+_MP4_BOXES = frozenset(b"ftyp styp sidx moov moof mdat mfra free skip wide pnot uuid".split())
 _EBML_MAGIC = bytes.fromhex("1a45dfa3")
 _MATROSKA_SEGMENT = bytes.fromhex("18538067")
-_TS_PACKET = 188  # bytes, each packet begins with the sync byte
-_TS_SYNC = b"G"
+_TS_PACKET = 188  # bytes
 _FALLBACK_FPS = Fraction(24)  # transformers' own, for a file without a frame rate
 
 
@@ -62,41 +59,32 @@ class DecodedVideo:
     metadata: "VideoMetadata"
 
 
-def decode_video(
-    content: bytes,
-    choose_frames: "Callable[[VideoMetadata], Iterable[int]]",
-    *,
-    limits: VideoLimits,
-    num_threads: int = 1,
-) -> DecodedVideo:
+ChooseFrames: TypeAlias = "Callable[[VideoMetadata], Iterable[int]]"
+
+
+def decode_video(content: bytes, choose_frames: ChooseFrames, *, limits: VideoLimits) -> DecodedVideo:
     """Decodes the frames of a video file that `choose_frames` picks, rotated by the file's display matrix.
 
     `choose_frames` gets the metadata without `frames_indices`. It returns ascending indices of frames in the order of
     presentation, repeats allowed. It runs again if the file holds another number of frames than it declares. Its errors
     pass through, but a ValueError becomes an InvalidRequestError: processors of transformers raise it for too few
-    frames. `num_threads` bounds the threads of decoding and of conversion to RGB.
+    frames. Decoding and conversion to RGB take one thread.
 
     Raises InvalidRequestError for bytes that are no such video, are damaged or cut off, or exceed `limits`.
     """
     file_format = _checked_format(content)
-    decoded = _decode_pass(content, file_format, choose_frames, total=None, limits=limits, num_threads=num_threads)
-    if isinstance(decoded, int):
+    total: int | None = None
+    for _ in range(2):
+        decoded = _decode_pass(content, file_format, choose_frames, total=total, limits=limits)
+        if isinstance(decoded, DecodedVideo):
+            return decoded
         total = decoded
-        decoded = _decode_pass(content, file_format, choose_frames, total=total, limits=limits, num_threads=num_threads)
-    if isinstance(decoded, int):
-        # Decoding is deterministic. If the number changes yet again, the file is rejected.
-        raise _invalid("the video is damaged, its number of frames changes", code="corrupt_video")
-    return decoded
+    # Decoding is deterministic. If the number changes yet again, the file is rejected.
+    raise invalid_media("the video is damaged, its number of frames changes", "corrupt_video")
 
 
 def _decode_pass(
-    content: bytes,
-    file_format: str,
-    choose_frames: "Callable[[VideoMetadata], Iterable[int]]",
-    *,
-    total: int | None,
-    limits: VideoLimits,
-    num_threads: int,
+    content: bytes, file_format: str, choose_frames: ChooseFrames, *, total: int | None, limits: VideoLimits
 ) -> DecodedVideo | int:
     """Returns the video, or its real number of frames if frames were chosen by a wrong number.
 
@@ -114,19 +102,13 @@ def _decode_pass(
             metadata = _metadata(stream, total=total or stream.frames, limits=limits)
         indices = _chosen(choose_frames, metadata=metadata, limits=limits)
         with _refusing(content):
-            stream.codec_context.thread_count = num_threads
-            if num_threads > 1:
-                stream.codec_context.thread_type = "AUTO"
+            stream.codec_context.thread_count = 1
             frames, num_decoded = _decoded(container, stream, indices=indices, to_the_end=to_the_end, limits=limits)
     if num_decoded not in (None, metadata.total_num_frames):
         return num_decoded
     metadata.frames_indices = indices
     metadata.height, metadata.width = frames.shape[1:3]
     return DecodedVideo(frames, metadata)
-
-
-def _invalid(reason: str, code: str) -> InvalidRequestError:
-    return InvalidRequestError(reason, field="media", code=code)
 
 
 @contextmanager
@@ -139,7 +121,7 @@ def _refusing(content: bytes) -> Iterator[None]:
     # PyAV raises its own errors, and OSError, ValueError, IndexError, UnicodeDecodeError, ... for hostile bytes.
     except Exception as error:
         reason = f"the {len(content)} bytes are not a readable video ({_FORMATS_FOR_PEOPLE}), or a damaged one"
-        raise _invalid(reason, code="invalid_video") from error
+        raise invalid_media(reason, "invalid_video") from error
 
 
 def _checked_format(content: bytes) -> str:
@@ -151,10 +133,8 @@ def _checked_format(content: bytes) -> str:
     with _refusing(content):
         file_format = _format_of(content)
         if _is_cut_off(content, file_format):
-            raise _invalid(
-                f"the video is cut off: by what it declares it is longer than its {len(content)} bytes",
-                code="corrupt_video",
-            )
+            reason = f"the video is cut off: by what it declares it is longer than its {len(content)} bytes"
+            raise invalid_media(reason, "corrupt_video")
         if file_format == "mov":
             _check_tables(content)
     return file_format
@@ -169,11 +149,10 @@ def _format_of(content: bytes) -> str:
         return "gif"
     if content[4:8] in _MP4_BOXES:
         return "mov"
-    if content[: 3 * _TS_PACKET : _TS_PACKET] == 3 * _TS_SYNC:
+    if content[: 3 * _TS_PACKET : _TS_PACKET] == b"GGG":  # each packet begins with the sync byte
         return "mpegts"
-    raise _invalid(
-        f"the {len(content)} bytes are not a video of a readable format ({_FORMATS_FOR_PEOPLE})", code="invalid_video"
-    )
+    reason = f"the {len(content)} bytes are not a video of a readable format ({_FORMATS_FOR_PEOPLE})"
+    raise invalid_media(reason, "invalid_video")
 
 
 def _opened(content: bytes, file_format: str, limits: VideoLimits) -> InputContainer:
@@ -203,10 +182,10 @@ def _video_stream(container: InputContainer, limits: VideoLimits) -> VideoStream
     """
     streams = [stream for stream in container.streams.video if not stream.disposition & Disposition.attached_pic]
     if not streams:
-        raise _invalid("the file has no video stream", code="invalid_video")
+        raise invalid_media("the file has no video stream", "invalid_video")
     codec = streams[0].codec_context
     if codec.name not in _DECODERS:
-        raise _invalid(f"the video's codec, {codec.name}, is not one of {', '.join(_DECODERS)}", code="invalid_video")
+        raise invalid_media(f"the video's codec, {codec.name}, is not one of {', '.join(_DECODERS)}", "invalid_video")
     codec.options = {"max_pixels": str(_decoder_pixels(limits))}
     return streams[0]
 
@@ -221,24 +200,17 @@ def _metadata(stream: VideoStream, total: int, limits: VideoLimits) -> "VideoMet
 
     _check_size(stream.width, stream.height, num_frames=1, limits=limits)
     if total > media.MAX_SOURCE_FRAMES:
-        raise _invalid(f"the video has more than {media.MAX_SOURCE_FRAMES} frames, the limit", code="video_too_long")
+        raise invalid_media(f"the video has more than {media.MAX_SOURCE_FRAMES} frames, the limit", "video_too_long")
     _check_source_pixels(total * stream.width * stream.height, limits=limits)
     if total <= 0:
-        raise _invalid("the video has no frames", code="corrupt_video")
+        raise invalid_media("the video has no frames", "corrupt_video")
     rate = stream.average_rate or stream.guessed_rate or stream.base_rate or _FALLBACK_FPS
     duration = float(total / rate)
     if duration > limits.max_duration_s:
-        raise _invalid(
-            f"the video is {duration:.1f} s long, the limit is {limits.max_duration_s:g} s", code="video_too_long"
-        )
-    return VideoMetadata(
-        total_num_frames=total,
-        fps=float(rate),
-        duration=duration,
-        video_backend="pyav",
-        height=stream.height,
-        width=stream.width,
-    )
+        reason = f"the video is {duration:.1f} s long, the limit is {limits.max_duration_s:g} s"
+        raise invalid_media(reason, "video_too_long")
+    size = {"height": stream.height, "width": stream.width}
+    return VideoMetadata(total_num_frames=total, fps=float(rate), duration=duration, video_backend="pyav", **size)
 
 
 def _num_packets(content: bytes, file_format: str, limits: VideoLimits) -> int:
@@ -252,9 +224,7 @@ def _num_packets(content: bytes, file_format: str, limits: VideoLimits) -> int:
     return num_packets
 
 
-def _chosen(
-    choose_frames: "Callable[[VideoMetadata], Iterable[int]]", metadata: "VideoMetadata", limits: VideoLimits
-) -> list[int]:
+def _chosen(choose_frames: ChooseFrames, metadata: "VideoMetadata", limits: VideoLimits) -> list[int]:
     total = metadata.total_num_frames
     try:
         # A copy, because samplers of transformers fill in missing values.
@@ -262,43 +232,33 @@ def _chosen(
     except InvalidRequestError:
         raise
     except ValueError as error:
-        raise _invalid(
-            f"the model takes no frames of a video of {total} frames, {metadata.duration:.2f} s", code="invalid_frames"
-        ) from error
+        reason = f"the model takes no frames of a video of {total} frames, {metadata.duration:.2f} s"
+        raise invalid_media(reason, "invalid_frames") from error
     if len(indices) > limits.max_frames:
-        raise _invalid(
-            f"{len(indices)} frames of the video would be used, the limit is {limits.max_frames}",
-            code="too_many_frames",
-        )
+        reason = f"{len(indices)} frames of the video would be used, the limit is {limits.max_frames}"
+        raise invalid_media(reason, "too_many_frames")
     ascending = all(left <= right for left, right in pairwise(indices))
     if not indices or not ascending or indices[0] < 0 or indices[-1] >= total:
-        raise _invalid(f"the frames chosen are not ascending ones of a video of {total} frames", code="invalid_frames")
+        raise invalid_media(f"the frames chosen are not ascending ones of a video of {total} frames", "invalid_frames")
     _check_size(metadata.width, metadata.height, num_frames=len(indices), limits=limits)
     return indices
 
 
 def _check_size(width: int, height: int, num_frames: int, limits: VideoLimits) -> None:
+    size = f"{width}x{height} pixels"
     if width * height > limits.max_frame_pixels:
-        raise _invalid(
-            f"the video is {width}x{height} pixels, the limit is {limits.max_frame_pixels} in all",
-            code="video_too_large",
-        )
+        raise invalid_media(f"the video is {size}, the limit is {limits.max_frame_pixels} in all", "video_too_large")
     if num_frames * width * height > limits.max_total_pixels:
-        raise _invalid(
-            f"{num_frames} frames of {width}x{height} pixels would be used, the limit is {limits.max_total_pixels} "
-            "pixels in all",
-            code="video_too_large",
-        )
+        limit = f"the limit is {limits.max_total_pixels} pixels in all"
+        raise invalid_media(f"{num_frames} frames of {size} would be used, {limit}", "video_too_large")
 
 
 def _check_source_pixels(num_pixels: int, limits: VideoLimits) -> None:
     """Raises InvalidRequestError if the frames to decode have too many pixels. The file size is no bound: a still frame
     takes a few bytes, but decodes as slowly as any other."""
     if num_pixels > limits.max_source_pixels:
-        raise _invalid(
-            f"the frames of the video have {num_pixels} pixels or more, the limit is {limits.max_source_pixels}",
-            code="video_too_long",
-        )
+        limit = f"the limit is {limits.max_source_pixels}"
+        raise invalid_media(f"the frames of the video have {num_pixels} pixels or more, {limit}", "video_too_long")
 
 
 def _decoded(
@@ -315,28 +275,28 @@ def _decoded(
         num_pixels += frame.width * frame.height
         _check_source_pixels(num_pixels, limits=limits)
         if frame.is_corrupt:
-            raise _invalid(f"the video is damaged at frame {num_decoded}", code="corrupt_video")
+            raise invalid_media(f"the video is damaged at frame {num_decoded}", "corrupt_video")
         num_repeats = bisect_right(indices, num_decoded) - num_kept
         if num_repeats:
             _check_size(frame.width, frame.height, num_frames=len(indices), limits=limits)
-            picture = _upright(frame, num_threads=stream.codec_context.thread_count)
+            picture = _upright(frame)
             if not num_kept:
                 frames = np.empty((len(indices), *picture.shape), dtype=np.uint8)
             if picture.shape != frames.shape[1:]:
-                raise _invalid(f"the video changes its size at frame {num_decoded}", code="invalid_video")
+                raise invalid_media(f"the video changes its size at frame {num_decoded}", "invalid_video")
             frames[num_kept : num_kept + num_repeats] = picture
             num_kept += num_repeats
         num_decoded += 1
         if num_kept == len(indices) and not to_the_end:
             return frames, None
     if not num_decoded:
-        raise _invalid("the video has no frame that can be decoded", code="corrupt_video")
+        raise invalid_media("the video has no frame that can be decoded", "corrupt_video")
     return frames, num_decoded
 
 
-def _upright(frame: VideoFrame, num_threads: int) -> NDArray[np.uint8]:
+def _upright(frame: VideoFrame) -> NDArray[np.uint8]:
     """Returns one frame as uint8 RGB of shape (height, width, 3), rotated by its display matrix in steps of 90°."""
-    picture = frame.to_ndarray(format="rgb24", threads=num_threads)
+    picture = frame.to_ndarray(format="rgb24", threads=1)
     return np.rot90(picture, k=round(frame.rotation / 90)).astype(np.uint8, copy=False)
 
 
@@ -397,21 +357,19 @@ def _check_tables(content: bytes) -> None:
     check searches the tables by name in all boxes but the media data, at any depth, because demuxers are lenient.
     """
     if not any(kind == b"moov" for kind, _, _ in _boxes(content)):
-        raise _invalid("the file has no movie header, it is no video or an incomplete one", code="invalid_video")
+        raise invalid_media("the file has no movie header, it is no video or an incomplete one", "invalid_video")
     num_samples, num_edits = 0, 1
     for kind, start, end in _boxes(content):
         if kind == b"mdat":
             continue
         if content.find(b"cmov", start, end) >= 0:
-            raise _invalid("the video has a compressed header, which is not read", code="invalid_video")
-        num_samples += sum(_numbers(content, b"stsz", 12, start, end)) + sum(_numbers(content, b"stz2", 12, start, end))
-        num_samples += sum(_numbers(content, b"trun", 8, start, end))
+            raise invalid_media("the video has a compressed header, which is not read", "invalid_video")
+        for name, offset in ((b"stsz", 12), (b"stz2", 12), (b"trun", 8)):
+            num_samples += sum(_numbers(content, name, offset, start, end))
         num_edits = max(num_edits, *_numbers(content, b"elst", 8, start, end), 1)
     if num_samples * num_edits > _MAX_INDEX_ENTRIES:
-        raise _invalid(
-            f"the video declares {num_samples} samples in {num_edits} edits, the limit is {_MAX_INDEX_ENTRIES} in all",
-            code="video_too_long",
-        )
+        number = f"{num_samples} samples in {num_edits} edits"
+        raise invalid_media(f"the video declares {number}, the limit is {_MAX_INDEX_ENTRIES} in all", "video_too_long")
 
 
 def _numbers(content: bytes, name: bytes, offset: int, start: int, end: int) -> Iterator[int]:

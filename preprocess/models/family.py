@@ -4,11 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 from PIL import Image
 
-from raylens.preprocess.field_layout import Batched, Fields, Outputs
+from raylens.preprocess.field_layout import Fields, Outputs, first_row
 from raylens.preprocess.media import MediaLimits, decode_image
 from raylens.preprocess.prompt_updates import FrameInsertion, PromptReplacement, PromptUpdate
 from raylens.preprocess.schema import InvalidRequestError, ItemTensors
@@ -32,56 +30,32 @@ Backend: TypeAlias = Literal["pil", "torchvision"]
 DEFAULT_FRAMES = "default_frames"
 """The keyword argument with the most frames of a video, if neither request nor processor sets a number or a rate."""
 
-RAGGED = Batched(shape=lambda outputs, index: ())
-"""The layout of the unpadded outputs of `run_ragged_images`. Merging pads them to the batch's largest item."""
 
-
-def run_images(processor: HFProcessor, images: Sequence[Any], kwargs: Kwargs) -> Outputs:
-    """Runs the image processor on the images of one prompt."""
-    outputs, _ = processor._process_images(list(images), **kwargs)
+def run_image(processor: HFProcessor, image: Any, kwargs: Kwargs) -> Outputs:
+    """Runs the image processor on one picture, or on a list of the pictures of one sample."""
+    outputs, _ = processor._process_images([image], **kwargs)
     return outputs  # type: ignore[no-any-return]
 
 
-def run_nested_images(processor: HFProcessor, images: Sequence[Any], kwargs: Kwargs) -> Outputs:
-    """The same as `run_images`, for processors that expect a list of images for each sample."""
-    return run_images(processor, [list(images)], kwargs)
+def run_unpadded(processor: HFProcessor, image: Any, kwargs: Kwargs) -> Outputs:
+    """The same as `run_image`, for processors that would pad to a batch's largest picture."""
+    return run_image(processor, image, {**kwargs, "do_pad": False, "return_tensors": None})
 
 
-def run_ragged_images(processor: HFProcessor, images: Sequence[Any], kwargs: Kwargs) -> Outputs:
-    """The same as `run_images`, for processors that pad to the batch's largest. Returns lists of each image's own
-    tensors."""
-    return run_images(processor, images, {**kwargs, "do_pad": False, "return_tensors": None})
+def image_token(processor: HFProcessor) -> str:
+    return str(processor.image_token)
 
 
-def replace_image_token(processor: HFProcessor, outputs: Outputs, index: int, kwargs: Kwargs) -> str:
-    """Returns the Hugging Face processor's replacement for the placeholder of image `index`."""
-    text: str = processor.replace_image_token(outputs, image_idx=index, **kwargs)
-    return text
-
-
-def replace_video_token(processor: HFProcessor, outputs: Outputs, index: int, kwargs: Kwargs) -> str:
-    text: str = processor.replace_video_token(outputs, video_idx=index, **kwargs)
-    return text
-
-
-def decode_picture(processor: HFProcessor, content: bytes, limits: MediaLimits, kwargs: Kwargs) -> Any:
-    return decode_image(content, limits=limits)
-
-
-def blank_picture(size: Size) -> Image.Image:
-    height, width = size
-    return Image.new("RGB", (width, height))
-
-
-def unchanged(processor: HFProcessor, tensors: ItemTensors) -> ItemTensors:
-    return tensors
+def replace_image_token(processor: HFProcessor, outputs: Outputs, kwargs: Kwargs) -> str:
+    """Returns the Hugging Face processor's replacement for the placeholder of an image."""
+    return str(processor.replace_image_token(outputs, image_idx=0, **kwargs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Modality:
     """The processing of one modality. Functions get the Hugging Face processor first.
 
-    `fields`: the split of its outputs into items.
+    `fields`: the outputs that make up an item.
     `update`: the place of the items in the prompt.
     `embed_token`: the token at positions with an item's embeddings.
     `marks`: the chat template's text before and after an item's placeholder.
@@ -91,8 +65,8 @@ class Modality:
     the keyword arguments hold the limit of frames, as `max_frames`.
     `decode`: turns encoded bytes into the input of `run`; raises InvalidRequestError. Replace it to add a file format.
     `blank`: a black item of a size, in the form of `decode`.
-    `run`: processes decoded items together, into outputs.
-    `expansion`: the text of item `index` of some outputs in the prompt.
+    `run`: processes a decoded item, into outputs.
+    `expansion`: the item's text in the prompt.
     `ordinal`: control tokens before the prompt's `index`-th item of the modality, from 0.
     `feature_tokens`: further tokens that count as the item's features, though they keep their own embedding.
     `pack` / `unpack`: convert an item's tensors from the processor's form to a smaller, stored form, and back.
@@ -106,19 +80,21 @@ class Modality:
     """
 
     fields: Fields
-    update: Callable[[HFProcessor], PromptUpdate]
-    embed_token: Callable[[HFProcessor], str]
+    update: Callable[[HFProcessor], PromptUpdate] = lambda processor: PromptReplacement(image_token(processor))
+    embed_token: Callable[[HFProcessor], str] = image_token
     marks: tuple[str, str] = ("", "")
     size_outputs: Callable[..., Outputs]
     largest: Callable[[HFProcessor, Kwargs], Sequence[Size]]
-    decode: Callable[[HFProcessor, bytes, MediaLimits, Kwargs], Any] = decode_picture
-    blank: Callable[[Size], Any] = blank_picture
-    run: Callable[[HFProcessor, Sequence[Any], Kwargs], Outputs] = run_images
-    expansion: Callable[[HFProcessor, Outputs, int, Kwargs], str] = replace_image_token
+    decode: Callable[[HFProcessor, bytes, MediaLimits, Kwargs], Any] = lambda processor, content, limits, kwargs: (
+        decode_image(content, limits=limits)
+    )
+    blank: Callable[[Size], Any] = lambda size: Image.new("RGB", (size[1], size[0]))
+    run: Callable[[HFProcessor, Any, Kwargs], Outputs] = run_image
+    expansion: Callable[[HFProcessor, Outputs, Kwargs], str] = replace_image_token
     ordinal: Callable[[HFProcessor, int], str] = lambda processor, index: ""
     feature_tokens: Callable[[HFProcessor], tuple[str, ...]] = lambda processor: ()
-    pack: Callable[[HFProcessor, ItemTensors], ItemTensors] = unchanged
-    unpack: Callable[[HFProcessor, ItemTensors], ItemTensors] = unchanged
+    pack: Callable[[HFProcessor, ItemTensors], ItemTensors] = lambda processor, tensors: tensors
+    unpack: Callable[[HFProcessor, ItemTensors], ItemTensors] = lambda processor, tensors: tensors
     max_items: int | None = None
     language_fields: tuple[str, ...] = ()
     derived_fields: tuple[str, ...] = ()
@@ -146,69 +122,34 @@ class ProcessorFamily:
     keeps_special_tokens: bool = True
     requires_items: bool = False
     rewrite_text: Callable[[HFProcessor, str], str] | None = None
-    mend: Callable[[HFProcessor], None] = field(default=lambda processor: None)
+    mend: Callable[[HFProcessor], None] = lambda processor: None
     backends: tuple[Backend, ...] = ("pil", "torchvision")
     placeholder_id: int | None = None
     typed_placeholder: str | None = None
 
 
-def image_token(processor: HFProcessor) -> str:
-    return str(processor.image_token)
-
-
-def video_token(processor: HFProcessor) -> str:
-    return str(processor.video_token)
-
-
-def replaces_image_token(processor: HFProcessor) -> PromptUpdate:
-    return PromptReplacement(image_token(processor))
-
-
-def replaces_video_token(processor: HFProcessor) -> PromptUpdate:
-    return PromptReplacement(video_token(processor))
-
-
-def any_size(processor: HFProcessor, kwargs: Kwargs) -> Sequence[Size]:
-    """Returns an arbitrary size, for families with the same number of tokens for every image."""
-    return [(336, 336)]
-
-
-def blank_pixels(*shape: int) -> npt.NDArray[np.float32]:
-    """Returns a broadcast array of the shape, without memory for its elements, for `size_outputs`."""
-    return np.broadcast_to(np.float32(0), shape)
-
-
 FIXED_IMAGE = Modality(
-    fields={"pixel_values": Batched()},
-    update=replaces_image_token,
-    embed_token=image_token,
+    fields={"pixel_values": first_row},
     size_outputs=lambda processor, height, width, kwargs: {},
-    largest=any_size,
+    largest=lambda processor, kwargs: [(336, 336)],
 )
 """Every picture is resized to one size, so all pictures have the same expansion in the prompt."""
 
 
-def flag(name: str) -> Option:
-    """Returns a boolean option with the name of its keyword argument."""
+def bounded(*names: str, bounds: Callable[[HFProcessor], tuple[int, int]] | None = None) -> dict[str, Option]:
+    """Returns integer options by name. `bounds`: their least and most; None: 1 and the image processor's own setting of
+    the option's name."""
 
-    def parse(processor: HFProcessor, value: object) -> Kwargs:
-        if not isinstance(value, bool):
-            raise invalid_option(name, "must be true or false")
-        return {name: value}
+    def option(name: str) -> Option:
+        def parse(processor: HFProcessor, value: object) -> Kwargs:
+            least, most = bounds(processor) if bounds else (1, getattr(processor.image_processor, name))
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+                raise invalid_option(name, f"must be a whole number from {least} to {most}")
+            return {name: value}
 
-    return parse
+        return parse
 
-
-def int_option(name: str, *, least: int, most: Callable[[HFProcessor], int]) -> Option:
-    """Returns an integer option within bounds, with the name of its keyword argument."""
-    return lambda processor, value: {name: checked_int(name, value, least=least, most=most(processor))}
-
-
-def checked_int(name: str, value: object, *, least: int, most: int) -> int:
-    """Returns `value` if it is a whole number within bounds. Raises InvalidRequestError otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise invalid_option(name, f"must be a whole number from {least} to {most}")
-    return value
+    return {name: option(name) for name in names}
 
 
 def invalid_option(name: str, reason: str) -> InvalidRequestError:

@@ -5,25 +5,17 @@ from typing import Any
 
 import torch
 
-from raylens.preprocess.field_layout import Flat, Outputs
-from raylens.preprocess.models.family import HFProcessor, Kwargs, Modality, ProcessorFamily, Size, image_token
+from raylens.preprocess.field_layout import Outputs, whole
+from raylens.preprocess.models.family import HFProcessor, Kwargs, Modality, ProcessorFamily, Size
 from raylens.preprocess.prompt_updates import FrameInsertion, Position, PromptInsertion
 
-_BEGINNING_OF_ANSWER = "<0x04>"
 
-
-def _grid(processor: HFProcessor, outputs: Outputs, index: int) -> tuple[int, int]:
-    """Returns the rows and columns of patches of the unpadded image."""
+def _expansion(processor: HFProcessor, outputs: Outputs, kwargs: Kwargs) -> str:
     patch, target = processor.image_processor.patch_size, processor.image_processor.size
-    height, width = outputs["image_unpadded_heights"][index][0], outputs["image_unpadded_widths"][index][0]
-    return (
-        min(math.ceil(int(height) / patch["height"]), target["height"] // patch["height"]),
-        min(math.ceil(int(width) / patch["width"]), target["width"] // patch["width"]),
+    unpadded = {"height": outputs["image_unpadded_heights"], "width": outputs["image_unpadded_widths"]}
+    rows, cols = (
+        min(math.ceil(int(own[0][0]) / patch[side]), target[side] // patch[side]) for side, own in unpadded.items()
     )
-
-
-def _expansion(processor: HFProcessor, outputs: Outputs, index: int, kwargs: Kwargs) -> str:
-    rows, cols = _grid(processor, outputs, index)
     return str((processor.image_token * cols + processor.image_newline_token) * rows + "<s>")
 
 
@@ -55,9 +47,8 @@ FUYU = ProcessorFamily(
     processor_class="FuyuProcessor",
     modalities={
         "image": Modality(
-            fields={"image_patches": Flat(lambda outputs: [len(outputs["image_patches"])])},
+            fields={"image_patches": whole},
             update=lambda processor: PromptInsertion(Position.START, tokenized_apart=True),
-            embed_token=image_token,
             feature_tokens=lambda processor: (processor.image_newline_token,),
             size_outputs=_size_outputs,
             largest=_largest,
@@ -65,7 +56,8 @@ FUYU = ProcessorFamily(
             max_items=1,
         )
     },
-    frame=lambda processor: (FrameInsertion(_BEGINNING_OF_ANSWER, Position.END, with_items_only=True),),
+    # The token at the start of an answer.
+    frame=lambda processor: (FrameInsertion("<0x04>", Position.END, with_items_only=True),),
     keeps_special_tokens=False,
     mend=_mend,
 )

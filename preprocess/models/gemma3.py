@@ -2,24 +2,10 @@
 
 import math
 
-import torch
+from raylens.preprocess.field_layout import Outputs, whole
+from raylens.preprocess.models.family import HFProcessor, Kwargs, Modality, ProcessorFamily, bounded, invalid_option
 
-from raylens.preprocess.field_layout import Flat, Outputs
-from raylens.preprocess.models.family import (
-    HFProcessor,
-    Kwargs,
-    Modality,
-    ProcessorFamily,
-    Size,
-    flag,
-    image_token,
-    int_option,
-    replaces_image_token,
-)
-
-
-def _num_views(outputs: Outputs) -> torch.Tensor:
-    return torch.as_tensor(outputs["num_crops"]) + 1
+_MAX_CROPS = "pan_and_scan_max_num_crops"
 
 
 def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> Outputs:
@@ -33,35 +19,36 @@ def _num_crops(height: int, width: int, kwargs: Kwargs) -> int:
     if long / short < kwargs["pan_and_scan_min_ratio_to_activate"]:
         return 0
     wanted = max(2, min(long // smallest, math.floor(long / short + 0.5)))
-    number = min(kwargs["pan_and_scan_max_num_crops"], wanted)
+    number = min(kwargs[_MAX_CROPS], wanted)
     return 0 if min(math.ceil(long / number), short) < smallest else number
 
 
-def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
+def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[tuple[int, int]]:
     """Returns a size with the most crops: crops of the smallest size, side by side."""
     side = kwargs["pan_and_scan_min_crop_size"]
-    ratio = max(kwargs["pan_and_scan_max_num_crops"], math.ceil(kwargs["pan_and_scan_min_ratio_to_activate"]))
+    ratio = max(kwargs[_MAX_CROPS], math.ceil(kwargs["pan_and_scan_min_ratio_to_activate"]))
     return [(side, side * ratio)]
+
+
+def _pan_and_scan(processor: HFProcessor, value: object) -> Kwargs:
+    if not isinstance(value, bool):
+        raise invalid_option("do_pan_and_scan", "must be true or false")
+    return {"do_pan_and_scan": value}
 
 
 GEMMA3 = ProcessorFamily(
     processor_class="Gemma3Processor",
     modalities={
         "image": Modality(
-            fields={"pixel_values": Flat(_num_views)},
+            fields={"pixel_values": whole},
             # The processor's image token starts an item's tokens; the tokenizer's image token repeats within.
-            update=replaces_image_token,
-            embed_token=lambda processor: image_token(processor.tokenizer),
+            embed_token=lambda processor: processor.tokenizer.image_token,
             size_outputs=_size_outputs,
             largest=_largest,
             largest_options={"do_pan_and_scan": True},
             options={
-                "do_pan_and_scan": flag("do_pan_and_scan"),
-                "pan_and_scan_max_num_crops": int_option(
-                    "pan_and_scan_max_num_crops",
-                    least=1,
-                    most=lambda processor: processor.images_kwargs["pan_and_scan_max_num_crops"],
-                ),
+                "do_pan_and_scan": _pan_and_scan,
+                **bounded(_MAX_CROPS, bounds=lambda processor: (1, processor.images_kwargs[_MAX_CROPS])),
             },
         )
     },

@@ -1,28 +1,10 @@
 """Idefics3 and SmolVLM: a picture becomes tiles, each with its own mark, and a small view of the whole."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
-from raylens.preprocess.field_layout import Batched, Flat, Outputs
-from raylens.preprocess.models.family import (
-    HFProcessor,
-    Kwargs,
-    Modality,
-    ProcessorFamily,
-    Size,
-    blank_pixels,
-    image_token,
-    replaces_image_token,
-    run_nested_images,
-)
+from raylens.preprocess.field_layout import Outputs, blank_pixels, first_row, whole
+from raylens.preprocess.models.family import HFProcessor, Kwargs, Modality, ProcessorFamily, Size, run_image
 from raylens.preprocess.models.video import FIXED_FRAMES, clip_options, size_metadata
-
-
-def _num_tiles(outputs: Outputs) -> torch.Tensor:
-    tiles = torch.tensor(outputs["rows"][0]) * torch.tensor(outputs["cols"][0])
-    return tiles + 1
 
 
 def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> Outputs:
@@ -36,12 +18,11 @@ def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
 
 
 _IMAGE = Modality(
-    fields={"pixel_values": Flat(_num_tiles, axis=1), "pixel_attention_mask": Flat(_num_tiles, axis=1)},
-    update=replaces_image_token,
-    embed_token=image_token,
+    fields={"pixel_values": whole, "pixel_attention_mask": whole},
     size_outputs=_size_outputs,
     largest=_largest,
-    run=run_nested_images,
+    # The processor takes a list of images for each sample.
+    run=lambda processor, image, kwargs: run_image(processor, [image], kwargs),
 )
 
 
@@ -58,15 +39,11 @@ def _longest_clip(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
     return [(min(_most_frames(processor), kwargs["max_frames"]), 336, 336)]
 
 
-def _num_frames(outputs: Outputs, index: int) -> Sequence[int]:
-    return [len(outputs["pixel_values"][index])]
-
-
 # Frames take the same token as tiles.
 _VIDEO = replace(
     FIXED_FRAMES,
-    fields={"pixel_values": Batched(_num_frames), "pixel_attention_mask": Batched(_num_frames)},
-    embed_token=image_token,
+    fields={"pixel_values": first_row, "pixel_attention_mask": first_row},
+    embed_token=lambda processor: processor.image_token,
     size_outputs=_clip_outputs,
     largest=_longest_clip,
     options=clip_options(_most_frames),

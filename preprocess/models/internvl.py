@@ -3,16 +3,8 @@
 import math
 from dataclasses import replace
 
-from raylens.preprocess.field_layout import Flat, Outputs
-from raylens.preprocess.models.family import (
-    HFProcessor,
-    Kwargs,
-    Modality,
-    ProcessorFamily,
-    Size,
-    image_token,
-    replaces_image_token,
-)
+from raylens.preprocess.field_layout import Outputs, whole
+from raylens.preprocess.models.family import HFProcessor, Kwargs, Modality, ProcessorFamily, Size, image_token
 from raylens.preprocess.models.video import FIXED_FRAMES
 
 
@@ -34,9 +26,7 @@ INTERNVL = ProcessorFamily(
     processor_class="InternVLProcessor",
     modalities={
         "image": Modality(
-            fields={"pixel_values": Flat(lambda outputs: outputs["num_patches"])},
-            update=replaces_image_token,
-            embed_token=image_token,
+            fields={"pixel_values": whole},
             size_outputs=_size_outputs,
             largest=_largest,
         ),

@@ -5,39 +5,17 @@ from collections.abc import Iterator
 
 import torch
 
-from raylens.preprocess.field_layout import Flat, Outputs
-from raylens.preprocess.models.family import (
-    HFProcessor,
-    Kwargs,
-    Modality,
-    ProcessorFamily,
-    Size,
-    image_token,
-    int_option,
-    replaces_image_token,
-)
+from raylens.preprocess.field_layout import Outputs, whole
+from raylens.preprocess.models.family import HFProcessor, Kwargs, Modality, ProcessorFamily, bounded
 
 _MAX_RATIO = 100  # of a picture's sides, the default of our limits
-
-
-def _num_tiles(outputs: Outputs) -> list[int]:
-    return list(outputs["num_patches_per_image"])
-
-
-def _num_columns(outputs: Outputs) -> list[int]:
-    """Returns the number of pixel columns of each picture, because patches are concatenated side by side."""
-    columns = torch.as_tensor(outputs["target_sizes"]).prod(-1) * outputs["pixel_values"].shape[-2]
-    return [int(own.sum()) for own in columns.split(_num_tiles(outputs))]
 
 
 def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> Outputs:
     grid, tiles = _tiles(processor, height, width, kwargs)
     patch = processor.image_processor.patch_size
-    return {
-        "grids": [grid],
-        "num_patches_per_image": [len(tiles)],
-        "target_sizes": torch.tensor(tiles, dtype=torch.int32) // patch,
-    }
+    sizes = torch.tensor(tiles, dtype=torch.int32) // patch
+    return {"grids": [grid], "num_patches_per_image": [len(tiles)], "target_sizes": sizes}
 
 
 def _tiles(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> tuple[list[int], list[tuple[int, int]]]:
@@ -47,26 +25,25 @@ def _tiles(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> t
     settings = part.scale_resolution, part.patch_size, part.downsample_mode
     size, most = (height, width), _most_slices(processor, kwargs)
     grid = part.get_sliced_grid(size, most, part.scale_resolution) if part.slice_mode else None
-    whole = part.find_best_resize(size, *settings, allow_upscale=grid is None)
+    view = part.find_best_resize(size, *settings, allow_upscale=grid is None)
     if grid is None:
-        return [0, 0], [whole]
+        return [0, 0], [view]
     rows, cols = grid
     high, wide = part.get_refine_size(size, grid, *settings, allow_upscale=True)
-    return [rows, cols], [whole, *[(high // rows, wide // cols)] * (rows * cols)]
+    return [rows, cols], [view, *[(high // rows, wide // cols)] * (rows * cols)]
 
 
 def _most_slices(processor: HFProcessor, kwargs: Kwargs) -> int:
     return int(kwargs.get("max_slice_nums", processor.image_processor.max_slice_nums))
 
 
-def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
+def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[tuple[int, int]]:
     """Returns the largest of the sizes at which some tile gets one more row or column of tokens."""
 
     def num_pixels(size: tuple[int, int]) -> int:
         return sum(high * wide for high, wide in _tiles(processor, *size, kwargs)[1])
 
-    largest = max(_turning_sizes(processor, _most_slices(processor, kwargs)), key=num_pixels)
-    return [largest]
+    return [max(_turning_sizes(processor, _most_slices(processor, kwargs)), key=num_pixels)]
 
 
 def _turning_sizes(processor: HFProcessor, most: int) -> Iterator[tuple[int, int]]:
@@ -93,9 +70,9 @@ def _turning_shapes(processor: HFProcessor, most: int) -> set[float]:
     return {shape for shape in shapes if 1 / _MAX_RATIO <= shape <= _MAX_RATIO}
 
 
-def _expansion(processor: HFProcessor, outputs: Outputs, index: int, kwargs: Kwargs) -> str:
+def _expansion(processor: HFProcessor, outputs: Outputs, kwargs: Kwargs) -> str:
     divisor = processor.image_token_divisor
-    return str(processor.replace_image_token(outputs, image_idx=index, image_token_divisor=divisor))
+    return str(processor.replace_image_token(outputs, image_idx=0, image_token_divisor=divisor))
 
 
 def _ordinal(processor: HFProcessor, index: int) -> str:
@@ -108,18 +85,12 @@ MINICPMV4_6 = ProcessorFamily(
     processor_class="MiniCPMV4_6Processor",
     modalities={
         "image": Modality(
-            fields={"pixel_values": Flat(_num_columns, axis=-1), "target_sizes": Flat(_num_tiles)},
-            update=replaces_image_token,
-            embed_token=image_token,
+            fields={"pixel_values": whole, "target_sizes": whole},
             size_outputs=_size_outputs,
             largest=_largest,
             expansion=_expansion,
             ordinal=_ordinal,
-            options={
-                "max_slice_nums": int_option(
-                    "max_slice_nums", least=1, most=lambda processor: processor.image_processor.max_slice_nums
-                )
-            },
+            options=bounded("max_slice_nums"),
         )
     },
     # The processor needs its video processor, which needs torchvision.

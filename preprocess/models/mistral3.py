@@ -3,19 +3,8 @@
 from transformers.image_utils import ChannelDimension
 from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
 
-from raylens.preprocess.field_layout import Batched, Outputs
-from raylens.preprocess.models.family import (
-    RAGGED,
-    HFProcessor,
-    Kwargs,
-    Modality,
-    ProcessorFamily,
-    Size,
-    blank_pixels,
-    image_token,
-    replaces_image_token,
-    run_ragged_images,
-)
+from raylens.preprocess.field_layout import Outputs, blank_pixels, first_row
+from raylens.preprocess.models.family import HFProcessor, Kwargs, Modality, ProcessorFamily, Size, run_unpadded
 
 
 def _longest_edge(processor: HFProcessor, kwargs: Kwargs) -> int:
@@ -41,12 +30,10 @@ MISTRAL3 = ProcessorFamily(
     processor_class="PixtralProcessor",
     modalities={
         "image": Modality(
-            fields={"pixel_values": RAGGED, "image_sizes": Batched()},
-            update=replaces_image_token,
-            embed_token=image_token,
+            fields={"pixel_values": first_row, "image_sizes": first_row},
             size_outputs=_size_outputs,
             largest=_largest,
-            run=run_ragged_images,
+            run=run_unpadded,
         )
     },
     backends=("torchvision",),

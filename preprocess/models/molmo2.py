@@ -1,46 +1,13 @@
 """Molmo 2: a small view of the whole picture, then overlapping crops of it, pooled to one grid of tokens."""
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 
-from raylens.preprocess.field_layout import Batched, Flat, Outputs
-from raylens.preprocess.models.family import (
-    HFProcessor,
-    Kwargs,
-    Modality,
-    ProcessorFamily,
-    Size,
-    int_option,
-    replaces_image_token,
-)
+from raylens.preprocess.field_layout import Outputs, first_row, whole
+from raylens.preprocess.models.family import HFProcessor, Kwargs, Modality, ProcessorFamily, Size, bounded
 from raylens.preprocess.models.video import FIXED_FRAMES, size_metadata
 from raylens.preprocess.prompt_updates import FrameInsertion, Position
-
-
-def _num_crops(outputs: Outputs) -> torch.Tensor:
-    return torch.as_tensor(outputs["image_num_crops"])
-
-
-@dataclass(frozen=True, slots=True)
-class PooledPatches:
-    """The indices of the patches that each token is pooled from, counted over all pictures of a call; -1 means none.
-
-    An item's indices count from its own first patch. Its last patch is always in use, because margins of crops are
-    dropped only between crops. The highest index thus gives the start of the next picture's patches.
-    """
-
-    def split(self, value: Any, outputs: Outputs, num_items: int) -> list[torch.Tensor]:
-        grids = torch.as_tensor(outputs["image_grids"])
-        rows = torch.split(torch.as_tensor(value), (grids[:, :2].prod(-1) + grids[:, 2:].prod(-1)).tolist())
-        num_patches = _num_crops(outputs) * outputs["pixel_values"].shape[1]
-        starts = (num_patches.cumsum(0) - num_patches).tolist()
-        return [moved(row, -start) for row, start in zip(rows, starts, strict=True)]
-
-
-def moved(indices: torch.Tensor, distance: int) -> torch.Tensor:
-    return torch.where(indices >= 0, indices + distance, indices)
 
 
 def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> Outputs:
@@ -77,31 +44,21 @@ MOLMO2 = ProcessorFamily(
     modalities={
         "image": Modality(
             fields={
-                "pixel_values": Flat(_num_crops),
-                "image_token_pooling": PooledPatches(),
-                "image_grids": Batched(),
-                "image_num_crops": Batched(),
+                "pixel_values": whole,
+                "image_token_pooling": whole,
+                "image_grids": first_row,
+                "image_num_crops": first_row,
             },
-            update=replaces_image_token,
             embed_token=lambda processor: "<im_patch>",
             # All of an item's tokens attend to each other, even tokens without an embedding.
             feature_tokens=lambda processor: ("<im_start>", "<low_res_im_start>", "<im_end>", "<im_col>"),
             size_outputs=_size_outputs,
             largest=_largest,
-            options={
-                "max_crops": int_option(
-                    "max_crops", least=1, most=lambda processor: processor.image_processor.max_crops
-                )
-            },
+            options=bounded("max_crops"),
         ),
         "video": replace(
             FIXED_FRAMES,
-            # One video a prompt, so indices need no offset.
-            fields={
-                "pixel_values_videos": Flat(lambda outputs: [len(outputs["pixel_values_videos"])]),
-                "video_token_pooling": Flat(lambda outputs: [len(outputs["video_token_pooling"])]),
-                "video_grids": Batched(),
-            },
+            fields={"pixel_values_videos": whole, "video_token_pooling": whole, "video_grids": first_row},
             embed_token=lambda processor: "<im_patch>",
             feature_tokens=lambda processor: ("<im_start>", "<frame_start>", "<im_end>", "<frame_end>", "<im_col>"),
             size_outputs=_clip_outputs,

@@ -2,36 +2,18 @@
 
 import functools
 import math
-from collections.abc import Sequence
 
 from PIL import Image
 
-from raylens.preprocess.field_layout import Batched, Outputs
-from raylens.preprocess.media import MediaLimits
-from raylens.preprocess.models.family import (
-    HFProcessor,
-    Kwargs,
-    Modality,
-    ProcessorFamily,
-    Size,
-    decode_picture,
-    image_token,
-    int_option,
-    replaces_image_token,
-)
-from raylens.preprocess.schema import InvalidRequestError
+from raylens.preprocess.field_layout import Outputs, first_row
+from raylens.preprocess.media import MediaLimits, decode_image
+from raylens.preprocess.models.family import HFProcessor, Kwargs, Modality, ProcessorFamily, Size, bounded
+from raylens.preprocess.schema import invalid_media
 
 # The small view of the whole: 16 x 16 tokens, a token after each row, and one between it and the crops.
 _TOKENS_OF_WHOLE = 256 + 16 + 1
 # The Hugging Face processor fails for pictures with fewer pixels across.
 _NARROWEST = 10
-
-
-def _shape_of_crops(outputs: Outputs, index: int) -> Sequence[int]:
-    """Returns the number of views without padding: the whole picture and its crops."""
-    side = outputs["image_pixel_values"].shape[-1]
-    height, width = outputs["image_sizes"][index].tolist()
-    return [1 + height // side * (width // side)]
 
 
 def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> Outputs:
@@ -44,9 +26,7 @@ def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwarg
     else:
         used_height, used_width = full_height, int(width * (full_height / height))
     if min(used_height, used_width) < _NARROWEST:
-        raise InvalidRequestError(
-            f"a picture of {width}x{height} pixels is too narrow for this model", field="media", code="invalid_image"
-        )
+        raise invalid_media(f"a picture of {width}x{height} pixels is too narrow for this model", "invalid_image")
     high = _num_tokens_across(used_height, full_height, side, patch)
     wide = _num_tokens_across(used_width, full_width, side, patch)
     return {"num_img_tokens": [_TOKENS_OF_WHOLE + high * wide + high]}
@@ -90,7 +70,7 @@ def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
 
 
 def _decode(processor: HFProcessor, content: bytes, limits: MediaLimits, kwargs: Kwargs) -> Image.Image:
-    picture: Image.Image = decode_picture(processor, content, limits, kwargs)
+    picture = decode_image(content, limits)
     _size_outputs(processor, picture.height, picture.width, kwargs)  # raises for sizes that the processor fails on
     return picture
 
@@ -99,22 +79,12 @@ PHI4_MULTIMODAL = ProcessorFamily(
     processor_class="Phi4MultimodalProcessor",
     modalities={
         "image": Modality(
-            fields={
-                "image_pixel_values": Batched(_shape_of_crops),
-                "image_sizes": Batched(),
-                "image_attention_mask": Batched(_shape_of_crops),
-            },
-            update=replaces_image_token,
-            embed_token=image_token,
+            fields={"image_pixel_values": first_row, "image_sizes": first_row, "image_attention_mask": first_row},
             derived_fields=("image_attention_mask",),
             size_outputs=_size_outputs,
             largest=_largest,
             decode=_decode,
-            options={
-                "dynamic_hd": int_option(
-                    "dynamic_hd", least=1, most=lambda processor: processor.image_processor.dynamic_hd
-                )
-            },
+            options=bounded("dynamic_hd"),
         )
     },
     backends=("torchvision",),

@@ -1,7 +1,6 @@
 """Qwen2-VL, Qwen2.5-VL and Qwen3-VL: pictures keep their shape; each square of patches is a token."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,30 +8,11 @@ import numpy as np
 import torch
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from raylens.preprocess.field_layout import Batched, Fields, Flat, Outputs
-from raylens.preprocess.models.family import (
-    HFProcessor,
-    Kwargs,
-    Modality,
-    Option,
-    ProcessorFamily,
-    Size,
-    checked_int,
-    image_token,
-    replaces_image_token,
-    run_images,
-)
-from raylens.preprocess.models.video import FIXED_FRAMES, clip_options, least_frames, run_clips, size_metadata
+from raylens.preprocess.field_layout import Fields, Outputs, first_row, whole
+from raylens.preprocess.models.family import HFProcessor, Kwargs, Modality, ProcessorFamily, Size, bounded, run_image
+from raylens.preprocess.models.video import FIXED_FRAMES, clip_options, least_frames, run_clip, size_metadata
 from raylens.preprocess.schema import ItemTensors
 from raylens.preprocess.video import DecodedVideo
-
-
-def _num_patches(outputs: Outputs) -> torch.Tensor:
-    return torch.as_tensor(outputs["image_grid_thw"]).prod(-1)
-
-
-def _num_clip_patches(outputs: Outputs) -> torch.Tensor:
-    return torch.as_tensor(outputs["video_grid_thw"]).prod(-1)
 
 
 def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> Outputs:
@@ -64,15 +44,10 @@ def _fullest(square: int, max_pixels: int) -> list[Size]:
     return [(high * square, most // high * square), (square, 100 * square)]
 
 
-def _option(name: str) -> Option:
-    """Returns the option `min_pixels` or `max_pixels`: pixels of a resized picture, within the model's limits."""
-
-    def parse(processor: HFProcessor, value: object) -> Kwargs:
-        limits = _pixel_limits(processor, {})
-        pixels = checked_int(name, value, least=limits["min_pixels"], most=limits["max_pixels"])
-        return {name: pixels}
-
-    return parse
+def _option_bounds(processor: HFProcessor) -> tuple[int, int]:
+    """Returns the bounds of `min_pixels` and `max_pixels`, pixels of a resized picture: the model's own limits."""
+    limits = _pixel_limits(processor, {})
+    return limits["min_pixels"], limits["max_pixels"]
 
 
 def _drop_second_frame(processor: HFProcessor, tensors: ItemTensors) -> ItemTensors:
@@ -89,27 +64,23 @@ def _repeat_frame(processor: HFProcessor, tensors: ItemTensors) -> ItemTensors:
     return {**tensors, "pixel_values": patches.expand(-1, -1, 2, -1).flatten(1)}
 
 
-def _run(processor: HFProcessor, images: Sequence[Any], kwargs: Kwargs) -> Outputs:
-    kwargs = dict(kwargs)
+def _run(processor: HFProcessor, image: Any, kwargs: Kwargs) -> Outputs:
     limits = _pixel_limits(processor, kwargs)
-    kwargs.pop("min_pixels", None)
-    kwargs.pop("max_pixels", None)
     size = {"shortest_edge": limits["min_pixels"], "longest_edge": limits["max_pixels"]}
+    others = {name: value for name, value in kwargs.items() if name not in limits}
     # Does not create the second frame at all.
-    return run_images(processor, images, {**kwargs, "size": size, "temporal_patch_size": 1})
+    return run_image(processor, image, {**others, "size": size, "temporal_patch_size": 1})
 
 
 _MARKS = ("<|vision_start|>", "<|vision_end|>")
 
 _IMAGE = Modality(
-    fields={"pixel_values": Flat(_num_patches), "image_grid_thw": Batched()},
-    update=replaces_image_token,
-    embed_token=image_token,
+    fields={"pixel_values": whole, "image_grid_thw": first_row},
     marks=_MARKS,
     size_outputs=_size_outputs,
     largest=_largest,
     language_fields=("image_grid_thw",),
-    options={"min_pixels": _option("min_pixels"), "max_pixels": _option("max_pixels")},
+    options=bounded("min_pixels", "max_pixels", bounds=_option_bounds),
     run=_run,
     pack=_drop_second_frame,
     unpack=_repeat_frame,
@@ -164,24 +135,21 @@ class _Clips:
         return int(longest)
 
 
-def _run_filled(processor: HFProcessor, clips: Sequence[DecodedVideo], kwargs: Kwargs) -> Outputs:
+def _run_filled(processor: HFProcessor, clip: DecodedVideo, kwargs: Kwargs) -> Outputs:
     """Repeats the last frame of a video that is too short for one token. Qwen3-VL's processor does the same, but only
     after its `resize` has rejected the video."""
-    least = least_frames(processor)
-    return run_clips(processor, [_filled(clip, least) if len(clip.frames) < least else clip for clip in clips], kwargs)
-
-
-def _filled(clip: DecodedVideo, num_frames: int) -> DecodedVideo:
-    last = np.repeat(clip.frames[-1:], num_frames - len(clip.frames), axis=0)
-    return replace(clip, frames=np.concatenate([clip.frames, last]))
+    num_missing = least_frames(processor) - len(clip.frames)
+    if num_missing > 0:
+        clip = replace(clip, frames=np.concatenate([clip.frames, np.repeat(clip.frames[-1:], num_missing, axis=0)]))
+    return run_clip(processor, clip, kwargs)
 
 
 def _video(clips: _Clips, *, is_timed: bool = False) -> Modality:
     """Returns the modality of videos. `is_timed`: whether temporal positions are in seconds."""
-    timed: Fields = {"second_per_grid_ts": Batched()} if is_timed else {}
+    timed: Fields = {"second_per_grid_ts": first_row} if is_timed else {}
     return replace(
         FIXED_FRAMES,
-        fields={"pixel_values_videos": Flat(_num_clip_patches), "video_grid_thw": Batched(), **timed},
+        fields={"pixel_values_videos": whole, "video_grid_thw": first_row, **timed},
         marks=_MARKS,
         size_outputs=clips.size_outputs,
         largest=clips.largest,

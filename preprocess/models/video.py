@@ -1,13 +1,13 @@
 """Decodes, samples and processes videos, in the same way for all families."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from transformers.video_utils import VideoMetadata
 
-from raylens.preprocess.field_layout import Batched, Outputs
+from raylens.preprocess.field_layout import Outputs, blank_pixels, first_row
 from raylens.preprocess.media import MediaLimits, VideoLimits, check_shape
 from raylens.preprocess.models.family import (
     DEFAULT_FRAMES,
@@ -16,14 +16,11 @@ from raylens.preprocess.models.family import (
     Modality,
     Option,
     Size,
-    blank_pixels,
-    checked_int,
+    bounded,
     invalid_option,
-    replace_video_token,
-    replaces_video_token,
-    video_token,
 )
-from raylens.preprocess.schema import InvalidRequestError
+from raylens.preprocess.prompt_updates import PromptReplacement
+from raylens.preprocess.schema import invalid_media
 from raylens.preprocess.video import DecodedVideo, decode_video
 
 MAX_FPS = 30
@@ -46,19 +43,12 @@ def decode_clip(processor: HFProcessor, content: bytes, limits: MediaLimits, kwa
     return clip
 
 
-def run_clips(processor: HFProcessor, clips: Sequence[DecodedVideo], kwargs: Kwargs) -> Outputs:
+def run_clip(processor: HFProcessor, clip: DecodedVideo, kwargs: Kwargs) -> Outputs:
     """Processes sampled frames. Some prompts contain timestamps, which come from the metadata."""
-    # Copies, because some processors fill in missing values.
-    metadata = [dataclasses.replace(clip.metadata) for clip in clips]
-    outputs, _ = processor._process_videos(
-        [clip.frames for clip in clips],
-        video_metadata=metadata,
-        **{
-            **{name: value for name, value in kwargs.items() if name not in (*_RATES, DEFAULT_FRAMES)},
-            "do_sample_frames": False,
-            "return_metadata": True,
-        },
-    )
+    settings = {name: value for name, value in kwargs.items() if name not in (*_RATES, DEFAULT_FRAMES)}
+    settings |= {"do_sample_frames": False, "return_metadata": True}
+    metadata = dataclasses.replace(clip.metadata)  # a copy, because some processors fill in missing values
+    outputs, _ = processor._process_videos([clip.frames], video_metadata=[metadata], **settings)
     return outputs  # type: ignore[no-any-return]
 
 
@@ -76,17 +66,14 @@ def size_metadata(num_frames: int) -> Any:
 def clip_options(most_frames: Callable[[HFProcessor], int]) -> Mapping[str, Option]:
     """Returns the options `num_frames` and `fps` of a video. A video with fewer frames than `num_frames` keeps all.
     With both options, the one with fewer frames applies."""
+    num_frames = bounded("num_frames", bounds=lambda processor: (least_frames(processor), most_frames(processor)))
+    return {"fps": _fps, **num_frames}
 
-    def num_frames(processor: HFProcessor, value: object) -> Kwargs:
-        least, most = least_frames(processor), most_frames(processor)
-        return {"num_frames": checked_int("num_frames", value, least=least, most=most)}
 
-    def fps(processor: HFProcessor, value: object) -> Kwargs:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_FPS:
-            raise invalid_option("fps", f"must be a number above 0, at most {MAX_FPS}")
-        return {"fps": value}
-
-    return {"fps": fps, "num_frames": num_frames}
+def _fps(processor: HFProcessor, value: object) -> Kwargs:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_FPS:
+        raise invalid_option("fps", f"must be a number above 0, at most {MAX_FPS}")
+    return {"fps": value}
 
 
 def least_frames(processor: HFProcessor) -> int:
@@ -96,12 +83,6 @@ def least_frames(processor: HFProcessor) -> int:
 
 def _frames_outputs(processor: HFProcessor, num_frames: int, height: int, width: int, kwargs: Kwargs) -> Outputs:
     return {"pixel_values_videos": blank_pixels(1, num_frames), "video_metadata": [size_metadata(num_frames)]}
-
-
-def _longest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
-    """Returns the longest video, of any frame size, because all frames are resized to one size. With `fps`, the limits
-    bound the number of frames."""
-    return [(kwargs["max_frames"], 336, 336)]
 
 
 def _sample(processor: HFProcessor, kwargs: Kwargs, metadata: VideoMetadata, *, most: int) -> Any:
@@ -137,30 +118,25 @@ def _sample_at(part: HFProcessor, kwargs: Kwargs, metadata: VideoMetadata) -> An
         chosen = part.sample_frames(metadata=metadata, **settings)
     except (ValueError, ZeroDivisionError):
         if num_frames is None:
-            raise _too_short(metadata, f"at {settings['fps']:g} a second too few are left") from None
+            reason = f"at {settings['fps']:g} a second too few are left"
+            length = f"the video has {total} frames in {metadata.duration:.2f} s"
+            raise invalid_media(f"{length}, {reason}", "video_too_short") from None
         return np.linspace(0, total - 1, min(total, num_frames)).round().astype(int)
     # Some processors call torch.arange with the step total / number, which may go one step too far.
     return chosen[chosen < total]
 
 
-def _too_short(metadata: VideoMetadata, reason: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"the video has {metadata.total_num_frames} frames in {metadata.duration:.2f} s, {reason}",
-        field="media",
-        code="video_too_short",
-    )
-
-
 FIXED_FRAMES = Modality(
-    fields={"pixel_values_videos": Batched()},
-    update=replaces_video_token,
-    embed_token=video_token,
+    fields={"pixel_values_videos": first_row},
+    update=lambda processor: PromptReplacement(processor.video_token),
+    embed_token=lambda processor: processor.video_token,
     size_outputs=_frames_outputs,
-    largest=_longest,
+    # With `fps`, the limits bound the number of frames.
+    largest=lambda processor, kwargs: [(kwargs["max_frames"], 336, 336)],
     decode=decode_clip,
     blank=blank_clip,
-    run=run_clips,
-    expansion=replace_video_token,
+    run=run_clip,
+    expansion=lambda processor, outputs, kwargs: processor.replace_video_token(outputs, video_idx=0, **kwargs),
     # Only a check: the server's limits decide the number of frames.
     options=clip_options(lambda processor: VideoLimits().max_frames),
 )

@@ -1,23 +1,14 @@
 """The family of a text model with a vision plug-in: pictures go to the plug-in as they are."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
+from PIL import Image
 from transformers import AddedToken, AutoTokenizer, ProcessorMixin
 
-from raylens.preprocess.field_layout import Batched, Outputs
-from raylens.preprocess.models.family import (
-    HFProcessor,
-    Kwargs,
-    Modality,
-    ProcessorFamily,
-    any_size,
-    image_token,
-    replaces_image_token,
-)
+from raylens.preprocess.field_layout import Outputs, whole
+from raylens.preprocess.models.family import FIXED_IMAGE, HFProcessor, Kwargs, ProcessorFamily
 from raylens.preprocess.vision_plugins.interface import PluginParams, VisionPlugin
 
 _IMAGE_TOKEN = "\U000f0002image"
@@ -55,20 +46,13 @@ class _Loader:
 def plugin_family(plugin: VisionPlugin, params: PluginParams) -> ProcessorFamily:
     """Returns the family of text models with this plug-in, which was made with `params`."""
     num_embeds = plugin.num_image_embeds()
-
-    def expansion(processor: HFProcessor, outputs: Outputs, index: int, kwargs: Kwargs) -> str:
-        return _IMAGE_TOKEN * num_embeds
-
-    image = Modality(
-        fields={"pixels": Batched()},
+    image = replace(
+        FIXED_IMAGE,
+        fields={"pixels": whole},
         content_fields=("pixels",),
-        update=replaces_image_token,
-        embed_token=image_token,
         marks=(plugin.image_start(), plugin.image_end()),
-        size_outputs=lambda processor, height, width, kwargs: {},
-        largest=any_size,
         run=_pixels,
-        expansion=expansion,
+        expansion=lambda processor, outputs, kwargs: _IMAGE_TOKEN * num_embeds,
     )
     return ProcessorFamily(
         processor_class=_Loader(plugin, params),
@@ -79,6 +63,6 @@ def plugin_family(plugin: VisionPlugin, params: PluginParams) -> ProcessorFamily
     )
 
 
-def _pixels(processor: HFProcessor, images: Sequence[Any], kwargs: Kwargs) -> Outputs:
-    """Returns each picture's bytes, (height, width, 3) uint8."""
-    return {"pixels": [torch.from_numpy(np.array(image.convert("RGB"))) for image in images]}
+def _pixels(processor: HFProcessor, image: Image.Image, kwargs: Kwargs) -> Outputs:
+    """Returns the picture's bytes, (height, width, 3) uint8."""
+    return {"pixels": np.array(image.convert("RGB"))}

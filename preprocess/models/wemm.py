@@ -11,16 +11,8 @@ from transformers import AddedToken, AutoTokenizer, BatchFeature, Idefics2ImageP
 from transformers.image_utils import SizeDict
 
 from raylens.modeling.model_configs import load_model_config
-from raylens.preprocess.field_layout import Batched, Outputs
-from raylens.preprocess.models.family import (
-    HFProcessor,
-    Kwargs,
-    Modality,
-    ProcessorFamily,
-    Size,
-    image_token,
-    replaces_image_token,
-)
+from raylens.preprocess.field_layout import Outputs, first_row
+from raylens.preprocess.models.family import HFProcessor, Kwargs, Modality, ProcessorFamily, Size
 
 _NUM_SPLITTERS = 2
 _CHAT_TEMPLATE = (
@@ -115,23 +107,12 @@ class WemmProcessor(ProcessorMixin):
 
     def replace_image_token(self, image_inputs: Outputs, image_idx: int, **kwargs: Any) -> str:
         mask = image_inputs["patch_attention_mask"][image_idx]
-        return str(self.image_token * self.num_embeds(*_own_grid(mask)))
+        rows, columns = int(mask[:, 0].sum()), int(mask[0].sum())  # without padding
+        return str(self.image_token * self.num_embeds(rows, columns))
 
     def num_embeds(self, rows: int, columns: int) -> int:
         """Returns the number of positions of a picture with so many rows and columns of patches."""
         return math.ceil(rows / self.stride) * math.ceil(columns / self.stride) + _NUM_SPLITTERS
-
-
-def _own_grid(mask: Any) -> tuple[int, int]:
-    """Returns the rows and columns of patches without padding in a mask (rows, columns)."""
-    return int(mask[:, 0].sum()), int(mask[0].sum())
-
-
-def _pixel_shape(outputs: Outputs, index: int) -> tuple[int, int, int]:
-    mask = outputs["patch_attention_mask"][index]
-    patch_size = outputs["pixel_values"].shape[-1] // mask.shape[-1]
-    rows, columns = _own_grid(mask)
-    return 3, rows * patch_size, columns * patch_size
 
 
 def _size_outputs(processor: HFProcessor, height: int, width: int, kwargs: Kwargs) -> Outputs:
@@ -148,14 +129,7 @@ WEMM = ProcessorFamily(
     processor_class=WemmProcessor,
     modalities={
         "image": Modality(
-            fields={
-                "pixel_values": Batched(_pixel_shape),
-                "patch_attention_mask": Batched(
-                    lambda outputs, index: _own_grid(outputs["patch_attention_mask"][index])
-                ),
-            },
-            update=replaces_image_token,
-            embed_token=image_token,
+            fields={"pixel_values": first_row, "patch_attention_mask": first_row},
             size_outputs=_size_outputs,
             largest=_largest,
         )

@@ -24,27 +24,21 @@ class VisionPlugin(Protocol):
 
     def name(self) -> str:
         """Returns the name by which users choose the pipeline."""
-        ...
 
     def image_start(self) -> str:
         """Returns the text in front of each picture's positions, or an empty one."""
-        ...
 
     def image_end(self) -> str:
         """Returns the text behind each picture's positions, or an empty one."""
-        ...
 
     def placeholder_token_id(self) -> int:
         """Returns the token id that stands at a picture's positions in the token ids of a prompt."""
-        ...
 
     def num_image_embeds(self) -> int:
         """Returns how many positions a picture takes, whatever its size."""
-        ...
 
     def embed_images(self, images: "list[Image.Image]") -> "torch.Tensor":
         """Returns the embeddings of RGB pictures, (len(images), num_image_embeds, hidden size of the text model)."""
-        ...
 
 
 class VisionPluginError(RuntimeError):
@@ -60,17 +54,13 @@ def check_plugin(plugin: Any, source: str) -> VisionPlugin:
     method returns something else than the interface says."""
     if missing := [method for method in _METHODS if not callable(getattr(plugin, method, None))]:
         raise VisionPluginError(f"the vision plug-in of {source} has no method {', '.join(missing)}")
-    found: VisionPlugin = plugin
-    texts = {"name": found.name(), "image_start": found.image_start(), "image_end": found.image_end()}
-    numbers = {"placeholder_token_id": found.placeholder_token_id(), "num_image_embeds": found.num_image_embeds()}
-    for method, value in texts.items():
-        if not isinstance(value, str):
+    for method in ("name", "image_start", "image_end"):
+        if not isinstance(value := getattr(plugin, method)(), str):
             raise VisionPluginError(f"{method} of the vision plug-in of {source} must return a text, got {value!r}")
-    for method, number in numbers.items():
-        least = 1 if method == "num_image_embeds" else 0
-        if isinstance(number, bool) or not isinstance(number, int) or number < least:
-            raise VisionPluginError(
-                f"{method} of the vision plug-in {texts['name']!r} must return a whole number of at least {least},"
-                f" got {number!r}"
-            )
+    for method, least in (("placeholder_token_id", 0), ("num_image_embeds", 1)):
+        value = getattr(plugin, method)()
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            reason = f"must return a whole number of at least {least}, got {value!r}"
+            raise VisionPluginError(f"{method} of the vision plug-in {plugin.name()!r} {reason}")
+    found: VisionPlugin = plugin
     return found

@@ -14,8 +14,6 @@ from torch import nn
 from raylens.preprocess.vision_plugins.interface import PluginParams, VisionPluginError
 
 _NAME = "minigpt4"
-_VISION_MODEL = "Salesforce/blip2-flan-t5-xxl"
-_PROJECTOR = "Vision-CAIR/MiniGPT-4"
 
 available_pipelines = [_NAME]
 
@@ -27,8 +25,8 @@ class MiniGPT4Plugin:
         from transformers import Blip2Config
 
         self._params = params
-        self._vision_model: str = params.get("vision_model", _VISION_MODEL)
-        self._projector_place: str = params.get("projector", _PROJECTOR)
+        self._vision_model: str = params.get("vision_model", "Salesforce/blip2-flan-t5-xxl")
+        self._projector_place: str = params.get("projector", "Vision-CAIR/MiniGPT-4")
         config = Blip2Config.from_pretrained(self._vision_model, trust_remote_code=False)
         self._num_queries: int = config.num_query_tokens
 

@@ -8,12 +8,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-from raylens.preprocess.vision_plugins.interface import (
-    PluginParams,
-    VisionPlugin,
-    VisionPluginError,
-    check_plugin,
-)
+from raylens.preprocess.vision_plugins.interface import PluginParams, VisionPlugin, VisionPluginError, check_plugin
 
 ENTRY_POINTS = "raylens.vision_plugins"
 """The group of entry points. An entry point has the name of a plug-in, and its value is the module that makes it."""

@@ -13,7 +13,7 @@ from transformers import CLIPImageProcessorPil, PreTrainedTokenizerFast
 from transformers.processing_utils import ProcessorMixin
 
 from raylens.modeling.families import FAMILIES, Family, load_family
-from raylens.preprocess.field_layout import Flat, Outputs
+from raylens.preprocess.field_layout import Outputs, whole
 from raylens.preprocess.media import MediaLimits
 from raylens.preprocess.models.family import HFProcessor, Kwargs, Modality
 from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
@@ -44,9 +44,9 @@ class MyProcessor(ProcessorMixin):
         return {"input_ids": [self.tokenizer(expanded)["input_ids"]], "pixel_values": pixels}
 
 
-def run_whole(processor: HFProcessor, images: Any, kwargs: Kwargs) -> Outputs:
-    """By its `__call__`, with a text of as many placeholders."""
-    outputs: Outputs = processor(images=list(images), text="<image>" * len(images))
+def run_whole(processor: HFProcessor, image: Any, kwargs: Kwargs) -> Outputs:
+    """By its `__call__`, with a text of one placeholder."""
+    outputs: Outputs = processor(images=[image], text="<image>")
     return outputs
 
 
@@ -56,19 +56,19 @@ def decode_wave(processor: HFProcessor, content: bytes, limits: MediaLimits, kwa
     return np.frombuffer(content, np.float32)
 
 
-def run_waves(processor: HFProcessor, waves: Any, kwargs: Kwargs) -> Outputs:
-    return {"samples": torch.tensor(np.concatenate(waves)), "lengths": [len(wave) for wave in waves]}
+def run_wave(processor: HFProcessor, wave: Any, kwargs: Kwargs) -> Outputs:
+    return {"samples": torch.tensor(wave), "length": len(wave)}
 
 
 WAVES = Modality(
-    fields={"samples": Flat(lambda outputs: outputs["lengths"])},
+    fields={"samples": whole},
     update=lambda processor: PromptReplacement(WAVE),
     embed_token=lambda processor: WAVE,
     size_outputs=lambda processor, *size: {},
     largest=lambda processor, kwargs: [],
     decode=decode_wave,
-    run=run_waves,
-    expansion=lambda processor, outputs, index, kwargs: WAVE * (outputs["lengths"][index] // 2),
+    run=run_wave,
+    expansion=lambda processor, outputs, kwargs: WAVE * (outputs["length"] // 2),
 )
 
 
@@ -76,7 +76,7 @@ WAVES = Modality(
 def processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MultiModalProcessor:
     llava = load_family("preprocess", "llava")
     image = dataclasses.replace(
-        llava.modalities["image"], run=run_whole, expansion=lambda processor, outputs, index, kwargs: "<image>" * 8
+        llava.modalities["image"], run=run_whole, expansion=lambda processor, outputs, kwargs: "<image>" * 8
     )
     family = dataclasses.replace(llava, processor_class=MyProcessor, modalities={"image": image, "wave": WAVES})
     module = SimpleNamespace(FAMILY=family)

@@ -11,7 +11,6 @@ from transformers import PreTrainedTokenizerFast
 
 from raylens.preprocess.prompt_tokenizer import PromptTokenizer, TokenIds, token_ids
 from raylens.preprocess.prompt_updates import (
-    After,
     FrameInsertion,
     Position,
     PromptInsertion,
@@ -81,10 +80,9 @@ class Subject:
         return self.tokenizer.token_id(token)
 
     def item(self, text: str) -> ItemExpansion:
-        content = self.tokenizer.content(text)
-        embeds = np.flatnonzero(content.ids == self.one(EMBED))
-        features = PlaceholderRange(int(embeds[0]), len(embeds))
-        return ItemExpansion(content.ids, features, content.before, content.after)
+        before, ids, after = self.tokenizer.content(text)
+        embeds = np.flatnonzero(ids == self.one(EMBED))
+        return ItemExpansion(ids, PlaceholderRange(int(embeds[0]), len(embeds)), before, after)
 
     def apply(
         self,
@@ -192,36 +190,6 @@ def test_a_prompt_after_bos_is_tokenised_as_no_beginning(subject: Subject, promp
     for given_ids in (subject.ids(prompt), subject.ids(prompt, special=False)):
         updated = subject.apply(given_ids, [item] * number, update, frame, keeps_special_tokens=False)
         assert updated == expected
-
-
-def test_target_of_several_ids() -> None:
-    this = subject()
-    ids = this.ids(f"a{START}{TARGET}b{TARGET}")
-    update = PromptReplacement((this.one(START), this.one(TARGET)))
-    assert this.apply(ids, [EMBED * 2], update) == this.ids(f"a{EMBED * 2}b{TARGET}").tolist()
-
-
-@pytest.mark.parametrize("target", ["User:", START])
-def test_insertion_after_a_target(any_subject: Subject, target: str) -> None:
-    ids = any_subject.ids(f"{target} what is it? {target}")
-    item = f"\n{EMBED}{EMBED} "
-    expected = any_subject.ids(f"{target}{item} what is it? {target}").tolist()
-    assert any_subject.apply(ids, [item], PromptInsertion(After(target))) == expected
-
-
-def test_insertion_after_ids() -> None:
-    this = subject()
-    ids = this.ids(f"a{START}b{START}")
-    assert (
-        this.apply(ids, [EMBED], PromptInsertion(After((this.one(START),))))
-        == this.ids(f"a{START}{EMBED}b{START}").tolist()
-    )
-
-
-def test_insertion_after_a_target_that_is_missing() -> None:
-    this = subject()
-    with pytest.raises(InvalidRequestError, match="the prompt has no '<start>', after which the media belong"):
-        this.apply(this.ids("what is it?"), [EMBED], PromptInsertion(After(START)))
 
 
 def test_insertion_before_the_beginning_keeps_bos_behind_it(any_subject: Subject) -> None:

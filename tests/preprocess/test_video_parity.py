@@ -174,7 +174,7 @@ def test_metadata_is_not_changed() -> None:
     rules = families.family.modalities["video"]
     video = rules.blank((4, 64, 64))
     video.metadata.fps = None
-    rules.run(families.theirs, [video], families.ours.items._kwargs["video"])
+    rules.run(families.theirs, video, families.ours.items._kwargs["video"])
     assert video.metadata.fps is None
 
 
@@ -316,8 +316,8 @@ def check_sizes(families: Pair) -> None:
         counted = items.expansion_for_size("video", size).features.num_embeds
         assert counted <= most, size
         if size[0] % 4 == 1:
-            outputs = rules.run(families.theirs, [rules.blank(size)], items._kwargs["video"])
-            text = rules.expansion(families.theirs, outputs, 0, {})
+            outputs = rules.run(families.theirs, rules.blank(size), items._kwargs["video"])
+            text = rules.expansion(families.theirs, outputs, {})
             assert text.count(rules.embed_token(families.theirs)) == counted, size
 
 

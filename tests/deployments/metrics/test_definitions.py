@@ -49,7 +49,7 @@ def codes_in(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             given = [keyword.value for keyword in node.keywords if keyword.arg == "code"]
-            given += node.args[1:2] if isinstance(node.func, ast.Name) and node.func.id == "_refused" else []
+            given += node.args[1:2] if isinstance(node.func, ast.Name) and node.func.id == "invalid_media" else []
             yield from (one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str))
 
 

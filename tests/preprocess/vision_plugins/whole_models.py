@@ -8,8 +8,7 @@ from PIL import Image
 from transformers import CLIPVisionModel, PreTrainedModel
 
 from raylens.preprocess.hf_processor import load_processor
-from raylens.preprocess.models.blip_2 import BLIP_2
-from raylens.preprocess.models.llava import LLAVA
+from raylens.preprocess.models.fixed_size import BLIP_2, LLAVA
 from tests.small_models import make_checkpoint, whole_class
 
 
