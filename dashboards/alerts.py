@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from dashboards.objectives import ERRORS, FIRST_TOKENS, Objective
 from dashboards.promql import PREFIX
 from dashboards.recording import CACHE_EVICTIONS, CACHE_HITS, WAITING
-
-RUNBOOK = "docs/alerts.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,18 @@ class Alert:
 
     @property
     def runbook(self) -> str:
-        return f"{RUNBOOK}#{self.name.lower()}"
+        return f"docs/alerts.md#{self.name.lower()}"
+
+    @property
+    def rule(self) -> dict[str, Any]:
+        """Returns the alert in Prometheus' format."""
+        return {
+            "alert": self.name,
+            "expr": self.expression,
+            "for": self.lasting,
+            "labels": {"severity": self.severity},
+            "annotations": {"summary": self.summary, "runbook_url": self.runbook},
+        }
 
 
 _FEWEST_REQUESTS = 20
@@ -34,10 +44,7 @@ def _burn_rates(objective: Objective, name: str, summary: str) -> Iterator[Alert
     """Yields the two burn-rate alerts of Google's SRE workbook, with two windows each: the long one shows that the
     problem matters, the short one that it continues. The factors correspond to 2 and 5 % of a month's budget in the
     long window."""
-    for long, short, seconds, factor, severity in (
-        ("1h", "5m", 3600, 14.4, "page"),
-        ("6h", "30m", 21600, 6, "ticket"),
-    ):
+    for long, short, seconds, factor, severity in (("1h", "5m", 3600, 14.4, "page"), ("6h", "30m", 21600, 6, "ticket")):
         bad = f"{factor * objective.allowed:g}"
         expression = (
             f"{objective.ratio(long)} > {bad} and {objective.ratio(short)} > {bad}"
