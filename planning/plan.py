@@ -189,11 +189,10 @@ class PlanSearch:
         return {**replicas, stage: high}
 
     def _plan(self, replicas: Mapping[str, int], outcome: Outcome) -> Plan:
-        reserved = self._costs.reserved
         stages = []
         for stage in STAGES:
             count = self._whole(replicas[stage], self._work[stage])
-            own, utilisation = reserved[stage], self._work[stage] / count
+            own, utilisation = self._costs.reserved(stage), self._work[stage] / count
             busy = outcome.utilisation[stage] * replicas[stage] / self._cell / count
             stages.append(StagePlan(stage, count, count * own.cpus, count * own.gpus, utilisation, busy))
         return Plan(self._load, self._slo, tuple(stages), outcome, self._cell, len(self._outcomes), self._options.cores)
@@ -218,7 +217,7 @@ def plan_for_gpus(
     a GPU, or if `gpus` is too few for a replica of each stage."""
     if gpus < 1:
         raise PlanError(f"gpus: must be at least 1, not {gpus}")
-    if all(own.gpus == 0 for own in costs.reserved.values()):
+    if all(costs.reserved(stage).gpus == 0 for stage in STAGES):
         raise PlanError(
             f"gpus: must be 0 with costs whose stages use none, not {gpus}; --cost generate.reserved.gpus=1 assumes one"
         )

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
+
 from raylens.planning.answer import Answer, TokenRelay
 from raylens.planning.cores import Machine, Process, event_loop
 from raylens.planning.costs import Costs
@@ -54,15 +56,11 @@ class Outcome:
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """Returns the percentile, with linear interpolation."""
-    ordered = sorted(values)
-    position = (len(ordered) - 1) * percent / 100
-    below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+    return float(np.percentile(values, percent))
 
 
 class _FrontDoor:
-    """An Ingress replica with its proxy."""
+    """A replica of Ingress with its proxy."""
 
     def __init__(self, pipeline: "Pipeline", machine: Machine) -> None:
         costs = pipeline.costs
@@ -86,10 +84,8 @@ class Pipeline:
         self._shards = [event_loop(machine) for _ in range(fleet.number("shared"))]
         self._preprocess = [PreprocessReplica(machine, costs.preprocess) for _ in range(fleet.number("preprocess"))]
         self._encode = [EncodeReplica(machine, costs.encode, costs.model) for _ in range(fleet.number("encode"))]
-        self._generate = [
-            GenerateReplica(self.clock, machine, costs.generate, self._to_ingresses)
-            for _ in range(fleet.number("generate"))
-        ]
+        generate = partial(GenerateReplica, self.clock, machine, costs.generate, self._to_ingresses)
+        self._generate = [generate() for _ in range(fleet.number("generate"))]
         self._to_preprocess = Router(self._preprocess, self._draw, costs.preprocess.max_ongoing_items)
         self._to_encode = Router(self._encode, self._draw)
         self._to_generate = Router(self._generate, self._draw)
