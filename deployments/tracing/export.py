@@ -19,15 +19,13 @@ _DEFAULT_SAMPLE_RATIO = 0.1
 """Keeps the cost below 2 % of the throughput. Tracing every request costs 6 %."""
 _ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-_SAMPLER_VARIABLE = "OTEL_TRACES_SAMPLER"
 _EXPORTER_LOGGER = "opentelemetry.exporter.otlp.proto.grpc.exporter"
 _SELDOM_SECONDS = 60.0
 _FLUSH_SECONDS = 2.0
 
 
 def spans_of(config: TracingConfig, process: str) -> Spans:
-    """Returns this process's Spans. `process`: its name. Raises RuntimeError if tracing is configured but
-    impossible."""
+    """Returns the Spans of `process`. Raises RuntimeError if tracing is configured but impossible."""
     if not is_configured(config):
         return Spans()
     protocol = next((os.environ[name] for name in _PROTOCOL_VARIABLES if os.environ.get(name)), "grpc")
@@ -77,6 +75,6 @@ def _sampler(config: TracingConfig) -> "Sampler | None":
     """Returns None to let OpenTelemetry's own variables decide."""
     from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
-    if config.sample_ratio is None and os.environ.get(_SAMPLER_VARIABLE):
+    if config.sample_ratio is None and os.environ.get("OTEL_TRACES_SAMPLER"):
         return None
     return ParentBasedTraceIdRatio(_DEFAULT_SAMPLE_RATIO if config.sample_ratio is None else config.sample_ratio)

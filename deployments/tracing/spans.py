@@ -1,7 +1,7 @@
 """The spans of this process, made by OpenTelemetry's SDK. Nothing is recorded without a configured collector.
 
-Stages measure their times anyway (`StageTime`). Their spans are created from these figures afterwards, so both agree,
-and tracing adds no work inside a stage. Only a span with children starts before its work."""
+Spans of stages are created afterwards from the measured times (`StageTime`), so both agree, and tracing adds no work
+inside a stage. Only a span with children starts before its work."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +21,6 @@ from raylens.preprocess.schema import StageTime
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 Attribute = str | bool | int | float | Sequence[str]
-_SCOPE = "raylens"
 _NANOSECONDS = 10**9
 _W3C = TraceContextTextMapPropagator()
 _MOST_CHARS = 512
@@ -76,7 +75,7 @@ class Spans:
     def __init__(self, provider: TracerProvider | None = None, flush: Callable[[], object] = lambda: None) -> None:
         self._is_on = provider is not None
         off = TracerProvider(sampler=ALWAYS_OFF, resource=Resource.get_empty(), shutdown_on_exit=False)
-        self._tracer = (provider or off).get_tracer(_SCOPE)
+        self._tracer = (provider or off).get_tracer("raylens")
         self.flush = flush
 
     @contextmanager
