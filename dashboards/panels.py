@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 WIDTH = 24
 """Columns of Grafana's grid."""
@@ -12,12 +13,17 @@ class Panel:
     """One graph over time. `unit`: in Grafana's terms. `queries`: PromQL expressions by legend; `{{tag}}` in a legend
     stands for the series' tag. `stacked`: series are drawn as stacked areas. `limit`: the value of a threshold line."""
 
-    title: str
     unit: str
+    title: str
     queries: Mapping[str, str]
     description: str = ""
     stacked: bool = False
     limit: float | None = None
+
+
+Seconds, Bytes, Count, Share = (partial(Panel, unit) for unit in ("s", "bytes", "short", "percentunit"))
+PerSecond, BytesPerSecond = partial(Panel, "ops"), partial(Panel, "Bps")
+RequestsPerSecond, TokensPerSecond = partial(Panel, "reqps"), partial(Panel, "cps")
 
 
 class Row:

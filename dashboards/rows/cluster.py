@@ -2,7 +2,7 @@
 
 from dashboards.objectives import ERRORS as ERROR_OBJECTIVE
 from dashboards.objectives import FIRST_TOKENS
-from dashboards.panels import Panel, Row
+from dashboards.panels import Bytes, Count, PerSecond, RequestsPerSecond, Row, Seconds, Share
 from dashboards.promql import APPLICATION, DEPLOYMENT, NODE, REPLICA, counted, rate, series, total
 
 _STARTED = series("replica_start_time_seconds", REPLICA)
@@ -21,19 +21,17 @@ _USED, _AVAILABLE = (_of_nodes(f"ray_object_store_{part}_memory") for part in ("
 
 OBJECT_STORE = Row(
     "Object store",
-    Panel("Object store in use", "percentunit", {"{{NodeAddress}}": f"{_USED} / ({_USED} + {_AVAILABLE})"}, limit=1.0),
-    Panel(
+    Share("Object store in use", {"{{NodeAddress}}": f"{_USED} / ({_USED} + {_AVAILABLE})"}, limit=1.0),
+    Bytes(
         "Spilled to disk",
-        "bytes",
         {
             "{{NodeAddress}} on disk": _of_nodes("ray_object_store_memory", 'Location="SPILLED"'),
             "{{NodeAddress}} allocated on disk": _of_nodes("ray_object_store_fallback_memory"),
         },
         "Reading an object from disk takes about a hundred times as long as from memory.",
     ),
-    Panel(
+    PerSecond(
         "Objects spilled and restored",
-        "ops",
         {
             "{{NodeAddress}} {{Type}}": rate(
                 f'ray_spill_manager_request_total{{{NODE},Type=~"Spilled|Restored"}}', "NodeAddress", "Type"
@@ -44,17 +42,15 @@ OBJECT_STORE = Row(
 
 REPLICAS = Row(
     "Replicas",
-    Panel(
+    Count(
         "Running",
-        "short",
         {
             "{{deployment}}": f"count by (deployment) ({_STARTED})",
             "{{deployment}} wanted": _of_serve("autoscaling_target_replicas", "max"),
         },
     ),
-    Panel(
+    Count(
         "Started",
-        "short",
         {
             "{{deployment}}": total(
                 f"increase({series('replica_starts_total', DEPLOYMENT)}[$__rate_interval])", "deployment"
@@ -62,10 +58,9 @@ REPLICAS = Row(
         },
         "Starts between two points.",
     ),
-    Panel("Age of the youngest", "s", {"{{deployment}}": f"time() - max by (deployment) ({_STARTED})"}),
-    Panel(
+    Seconds("Age of the youngest", {"{{deployment}}": f"time() - max by (deployment) ({_STARTED})"}),
+    Count(
         "Software",
-        "short",
         {
             "Raylens {{version}}, Ray {{ray_version}}": (
                 f"count by (version, ray_version) ({series('build_info', REPLICA)})"
@@ -73,30 +68,27 @@ REPLICAS = Row(
         },
         "Replicas that run each version.",
     ),
-    Panel("Calls waiting for a replica", "short", {"{{deployment}}": _of_serve("deployment_queued_queries")}),
-    Panel("Calls in work", "short", {"{{deployment}}": _of_serve("replica_processing_queries")}),
+    Count("Calls waiting for a replica", {"{{deployment}}": _of_serve("deployment_queued_queries")}),
+    Count("Calls in work", {"{{deployment}}": _of_serve("replica_processing_queries")}),
 )
 
 ERRORS = Row(
     "Errors",
-    Panel(
+    RequestsPerSecond(
         "Errors",
-        "reqps",
         {
             "all": counted("request_errors", of=APPLICATION),
             "{{stage}} {{code}}": f"{counted('request_errors', 'stage', 'code', of=APPLICATION)} > 0",
         },
         "Only codes that occur. Stage `ingress`: client errors and refusals.",
     ),
-    Panel(
+    PerSecond(
         "Work done again",
-        "ops",
         {"{{stage}} {{reason}}": counted("items_recomputed", "stage", "reason")},
         "After a replica died or data was lost.",
     ),
-    Panel(
+    Count(
         "Error budget burnt",
-        "short",
         {
             f"{one.name}, {window}": f'{one.ratio(window)}{{application=~"$application"}} / {one.allowed:g}'
             for one in (ERROR_OBJECTIVE, FIRST_TOKENS)
