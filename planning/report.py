@@ -52,10 +52,10 @@ def _table(*rows: Sequence[str]) -> str:
 
 
 def _replicas(plan: Plan) -> str:
-    rows = [
-        [name, f"{one.replicas}", f"{one.cpus:g}", f"{one.gpus:g}", f"{one.utilisation:.0%}", f"{one.busy:.0%}"]
-        for name, one in ((stage.name.capitalize(), stage) for stage in plan.stages)
-    ]
+    rows = []
+    for one in plan.stages:
+        shares = [f"{one.utilisation:.0%}", f"{one.busy:.0%}"]
+        rows.append([one.name.capitalize(), str(one.replicas), f"{one.cpus:g}", f"{one.gpus:g}", *shares])
     total = ["all", str(sum(stage.replicas for stage in plan.stages)), f"{plan.cpus:g}", f"{plan.gpus:g}", "", ""]
     return _table(["Stage", "replicas", "CPUs", "GPUs", "of capacity", "busy"], *rows, total)
 
