@@ -5,6 +5,7 @@ A metric with the same meaning as one of vLLM's has the same name, so dashboards
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -26,16 +27,16 @@ RESOURCES = ("requests", "bytes", "pixels", "tokens")
 EDGES = ("preprocess_encode", "encode_generate")
 STEP_PARTS = ("schedule", "model", "sample", "other")
 _ENGINE_COUNTS = {
-    "num_preemptions": ("num_preemptions", "sequences", "Sequences preempted and recomputed"),
-    "num_prefix_queries": ("prefix_cache_queries", "tokens", "Prompt tokens looked up in the prefix cache"),
-    "num_prefix_hits": ("prefix_cache_hits", "tokens", "Prompt tokens found in the prefix cache"),
-    "num_steps": ("engine_steps", "steps", "Steps of the engine"),
-    "num_prefill_tokens": ("engine_prefill_tokens", "tokens", "Prompt tokens computed in steps"),
-    "num_decoded_sequences": ("engine_decoded_sequences", "sequences", "Sequences that decoded in steps"),
-    "num_draft_tokens": ("spec_decode_num_draft_tokens", "tokens", "Tokens guessed by prompt lookup"),
-    "num_accepted_tokens": ("spec_decode_num_accepted_tokens", "tokens", "Tokens guessed right by prompt lookup"),
+    "num_preemptions": ("sequences", "num_preemptions", "Sequences preempted and recomputed"),
+    "num_prefix_queries": ("tokens", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache"),
+    "num_prefix_hits": ("tokens", "prefix_cache_hits", "Prompt tokens found in the prefix cache"),
+    "num_steps": ("steps", "engine_steps", "Steps of the engine"),
+    "num_prefill_tokens": ("tokens", "engine_prefill_tokens", "Prompt tokens computed in steps"),
+    "num_decoded_sequences": ("sequences", "engine_decoded_sequences", "Sequences that decoded in steps"),
+    "num_draft_tokens": ("tokens", "spec_decode_num_draft_tokens", "Tokens guessed by prompt lookup"),
+    "num_accepted_tokens": ("tokens", "spec_decode_num_accepted_tokens", "Tokens guessed right by prompt lookup"),
 }
-"""Name, unit and description of the counter for each of the engine's own counts."""
+"""Unit, name and description of the counter for each of the engine's own counts."""
 MAX_API_KEYS = 100
 """Keys with their own series. All others share OTHER_KEYS, which is no valid key name."""
 OTHER_KEYS = "(others)"
@@ -46,12 +47,16 @@ _STAGE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 _TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000)
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 
+_requests, _tokens, _items, _bytes = (partial(Counter, unit) for unit in ("requests", "tokens", "items", "bytes"))
+_latency, _token_latency = (partial(Histogram, "s", buckets=one) for one in (_LATENCY_BUCKETS, _TOKEN_LATENCY_BUCKETS))
+_token_histogram = partial(Histogram, "tokens", buckets=_TOKEN_BUCKETS)
+
 
 class ReplicaMetrics:
     def __init__(self) -> None:
-        self.starts = Counter("replica_starts", "replicas", "Replicas started")
-        self.start_time = Gauge("replica_start_time_seconds", "s since 1970", "Start time of the replica")
-        self.build_info = Gauge("build_info", "1", "Software versions of the replica", "version", "ray_version")
+        self.starts = Counter("replicas", "replica_starts", "Replicas started")
+        self.start_time = Gauge("s since 1970", "replica_start_time_seconds", "Start time of the replica")
+        self.build_info = Gauge("1", "build_info", "Software versions of the replica", "version", "ray_version")
 
     def report_start(self) -> None:
         self.starts.inc()
@@ -66,44 +71,28 @@ class RequestTimes:
         model: dict[str, Sequence[str]] = {"model": models}
         modality = {**model, "modality": MODALITIES[:2]}
         cached = {**modality, "cached": ("yes", "no")}
-        self.time_to_first_token = Histogram(
-            "time_to_first_token_seconds", "s", "From arrival to the first token", _LATENCY_BUCKETS, **cached
+        self.time_to_first_token = _latency("time_to_first_token_seconds", "From arrival to the first token", **cached)
+        self.inter_token_latency = _token_latency(
+            "inter_token_latency_seconds", "Each gap between two tokens", **modality
         )
-        self.inter_token_latency = Histogram(
-            "inter_token_latency_seconds", "s", "Each gap between two tokens", _TOKEN_LATENCY_BUCKETS, **modality
+        self.time_per_output_token = _token_latency(
+            "request_time_per_output_token_seconds", "A request's mean gap between tokens", **model
         )
-        self.time_per_output_token = Histogram(
-            "request_time_per_output_token_seconds",
-            "s",
-            "A request's mean gap between tokens",
-            _TOKEN_LATENCY_BUCKETS,
-            **model,
-        )
-        self.e2e_latency = Histogram(
-            "e2e_request_latency_seconds", "s", "From arrival to the last token", _LATENCY_BUCKETS, **cached
-        )
-        self.queue_time = Histogram(
-            "request_queue_time_seconds", "s", "Waiting time in the engine", _LATENCY_BUCKETS, **model
-        )
-        self.prefill_time = Histogram(
-            "request_prefill_time_seconds", "s", "From the first step to the first token", _LATENCY_BUCKETS, **model
-        )
-        self.decode_time = Histogram(
-            "request_decode_time_seconds", "s", "From the first token to the last", _LATENCY_BUCKETS, **model
-        )
+        self.e2e_latency = _latency("e2e_request_latency_seconds", "From arrival to the last token", **cached)
+        self.queue_time = _latency("request_queue_time_seconds", "Waiting time in the engine", **model)
+        self.prefill_time = _latency("request_prefill_time_seconds", "From the first step to the first token", **model)
+        self.decode_time = _latency("request_decode_time_seconds", "From the first token to the last", **model)
         stages = {"stage": WATERFALL}
-        self.stage_seconds = Histogram("request_stage_seconds", "s", "The stage waterfall", _STAGE_BUCKETS, **stages)
+        self.stage_seconds = Histogram("s", "request_stage_seconds", "The stage waterfall", _STAGE_BUCKETS, **stages)
 
 
 class ApiKeyUse:
     def __init__(self, api_keys: Sequence[str]) -> None:
         names = api_keys[:MAX_API_KEYS]
         self._named = set(names)
-        self.requests = Counter("api_key_requests", "requests", "Requests by API key", api_key=names)
-        self.prompt_tokens = Counter("api_key_prompt_tokens", "tokens", "Prompt tokens by API key", api_key=names)
-        self.generation_tokens = Counter(
-            "api_key_generation_tokens", "tokens", "Generated tokens by API key", api_key=names
-        )
+        self.requests = _requests("api_key_requests", "Requests by API key", api_key=names)
+        self.prompt_tokens = _tokens("api_key_prompt_tokens", "Prompt tokens by API key", api_key=names)
+        self.generation_tokens = _tokens("api_key_generation_tokens", "Generated tokens by API key", api_key=names)
 
     def label(self, api_key: str) -> str:
         """Returns the label of an API key: its name, or OTHER_KEYS once MAX_API_KEYS keys have series."""
@@ -116,14 +105,14 @@ class EndpointState:
     """The endpoint's queues, admission budgets, and view of the stages."""
 
     def __init__(self) -> None:
-        self.open_http_requests = Gauge("open_http_requests", "requests", "Unanswered requests and open streams")
-        self.admission_waiting = Gauge("admission_waiting_requests", "requests", "Requests that wait for room")
+        self.open_http_requests = Gauge("requests", "open_http_requests", "Unanswered requests and open streams")
+        self.admission_waiting = Gauge("requests", "admission_waiting_requests", "Requests that wait for room")
         unit = "of the resource"
-        self.admission_used = Gauge("admission_used", unit, "Budget in use by this replica's requests", "resource")
-        self.admission_limit = Gauge("admission_limit", unit, "Budget of all replicas together", "resource")
-        self.stage_ready = Gauge("stage_ready", "1 or 0", "1 if the stage is ready", "model", "stage")
+        self.admission_used = Gauge(unit, "admission_used", "Budget in use by this replica's requests", "resource")
+        self.admission_limit = Gauge(unit, "admission_limit", "Budget of all replicas together", "resource")
+        self.stage_ready = Gauge("1 or 0", "stage_ready", "1 if the stage is ready", "model", "stage")
         self.stage_heartbeat_age = Gauge(
-            "stage_heartbeat_age_seconds", "s", "Time since the stage's last heartbeat", "model", "stage"
+            "s", "stage_heartbeat_age_seconds", "Time since the stage's last heartbeat", "model", "stage"
         )
 
     def report_load(self, num_open: float, num_waiting: int) -> None:
@@ -154,43 +143,33 @@ class IngressMetrics:
         self.times = RequestTimes(models)
         self.api_keys = ApiKeyUse(api_keys)
         self.state = EndpointState()
-        self.prompt_tokens = Counter(
-            "prompt_tokens", "tokens", "Prompt tokens, counted with the first token", model=models
+        self.prompt_tokens = _tokens("prompt_tokens", "Prompt tokens, counted with the first token", model=models)
+        self.prompt_tokens_cached = _tokens(
+            "prompt_tokens_cached", "Prompt tokens found in the prefix cache", model=models
         )
-        self.prompt_tokens_cached = Counter(
-            "prompt_tokens_cached", "tokens", "Prompt tokens found in the prefix cache", model=models
-        )
-        self.generation_tokens = Counter(
-            "generation_tokens", "tokens", "Generated tokens, counted when sent", model=models
-        )
+        self.generation_tokens = _tokens("generation_tokens", "Generated tokens, counted when sent", model=models)
         reasons = ("stop", "length", "abort")
-        self.request_success = Counter(
-            "request_success",
-            "requests",
-            "Ended requests; abort: the client left",
-            model=models,
-            finished_reason=reasons,
+        self.request_success = _requests(
+            "request_success", "Ended requests; abort: the client left", model=models, finished_reason=reasons
         )
-        self.requests_within_slo = Counter(
-            "requests_within_slo", "requests", "Ended requests within the SLO of the settings", model=models
+        self.requests_within_slo = _requests(
+            "requests_within_slo", "Ended requests within the SLO of the settings", model=models
         )
-        self.request_errors = Counter("request_errors", "requests", "Failed requests", stage=(), code=())
+        self.request_errors = _requests("request_errors", "Failed requests", stage=(), code=())
         for stage, code in errors:
             self.request_errors.of(stage=stage, code=code)
-        self.admission_rejections = Counter(
-            "admission_rejections", "requests", "Refused requests, by the exhausted resource", reason=ADMISSION_REASONS
+        self.admission_rejections = _requests(
+            "admission_rejections", "Refused requests, by the exhausted resource", reason=ADMISSION_REASONS
         )
         self.items_recomputed = _items_recomputed()
-        self.request_prompt_tokens = Histogram(
-            "request_prompt_tokens", "tokens", "Prompt tokens of a request", _TOKEN_BUCKETS, model=models
+        self.request_prompt_tokens = _token_histogram(
+            "request_prompt_tokens", "Prompt tokens of a request", model=models
         )
-        self.request_generation_tokens = Histogram(
-            "request_generation_tokens", "tokens", "Generated tokens of a request", _TOKEN_BUCKETS, model=models
+        self.request_generation_tokens = _token_histogram(
+            "request_generation_tokens", "Generated tokens of a request", model=models
         )
-        self.mm_items = Counter(
-            "mm_items", "items", "Media items, counted with the first token", modality=ITEM_MODALITIES
-        )
-        self.mm_media_download_bytes = Counter("mm_media_download_bytes", "bytes", "Media fetched from URLs")
+        self.mm_items = _items("mm_items", "Media items, counted with the first token", modality=ITEM_MODALITIES)
+        self.mm_media_download_bytes = _bytes("mm_media_download_bytes", "Media fetched from URLs")
 
     def count_error(self, stage: str, code: str) -> None:
         self.request_errors.inc(stage=stage, code=code)
@@ -204,20 +183,20 @@ class ItemMetrics:
 
     def __init__(self) -> None:
         self.items_recomputed = _items_recomputed()
-        self.object_store_transfer_bytes = Counter(
-            "object_store_transfer_bytes", "bytes", "Tensors passed between stages by reference", edge=EDGES
+        self.object_store_transfer_bytes = _bytes(
+            "object_store_transfer_bytes", "Tensors passed between stages by reference", edge=EDGES
         )
         self.mm_cache = CacheMetrics("mm_cache")
         self.encoder_cache = CacheMetrics("encoder_cache")
-        self.items_in_progress = Gauge("items_in_progress", "items", "Items in Preprocess or Encode")
-        self.uploads_files = Gauge("uploads_files", "files", "Uploaded files kept")
-        self.uploads_bytes = Gauge("uploads_bytes", "bytes", "Size of the uploaded files")
+        self.items_in_progress = Gauge("items", "items_in_progress", "Items in Preprocess or Encode")
+        self.uploads_files = Gauge("files", "uploads_files", "Uploaded files kept")
+        self.uploads_bytes = Gauge("bytes", "uploads_bytes", "Size of the uploaded files")
 
 
 def _items_recomputed() -> Counter:
     return Counter(
-        "items_recomputed",
         "calls",
+        "items_recomputed",
         "Calls repeated after a lost replica or lost data",
         stage=STAGES,
         reason=("ActorDiedError",),
@@ -229,11 +208,11 @@ class CacheMetrics:
 
     def __init__(self, name: str) -> None:
         modality = ITEM_MODALITIES
-        self.queries = Counter(f"{name}_queries", "items", "Items looked up", modality=modality)
-        self.hits = Counter(f"{name}_hits", "items", "Items found", modality=modality)
-        self.evictions = Counter(f"{name}_evictions", "items", "Items evicted to make room", modality=modality)
-        self.num_bytes = Gauge(f"{name}_bytes", "bytes", "Size of the cached items")
-        self.capacity_bytes = Gauge(f"{name}_capacity_bytes", "bytes", "Limit of this size")
+        self.queries = _items(f"{name}_queries", "Items looked up", modality=modality)
+        self.hits = _items(f"{name}_hits", "Items found", modality=modality)
+        self.evictions = _items(f"{name}_evictions", "Items evicted to make room", modality=modality)
+        self.num_bytes = Gauge("bytes", f"{name}_bytes", "Size of the cached items")
+        self.capacity_bytes = Gauge("bytes", f"{name}_capacity_bytes", "Limit of this size")
 
     def count_query(self, modality: str, *, is_hit: bool) -> None:
         self.queries.inc(modality=modality)
@@ -250,10 +229,10 @@ class CacheMetrics:
 
 class PreprocessMetrics:
     def __init__(self) -> None:
-        self.pending_pixels = Gauge("preprocess_pending_pixels", "pixels", "Pixels in work or waiting")
-        self.waiting_items = Gauge("preprocess_waiting_items", "items", "Items that wait for the processor")
-        self.items_total = Counter(
-            "preprocess_items_total", "items", "Items processed", modality=ITEM_MODALITIES, status=("ok", "error")
+        self.pending_pixels = Gauge("pixels", "preprocess_pending_pixels", "Pixels in work or waiting")
+        self.waiting_items = Gauge("items", "preprocess_waiting_items", "Items that wait for the processor")
+        self.items_total = _items(
+            "preprocess_items_total", "Items processed", modality=ITEM_MODALITIES, status=("ok", "error")
         )
 
 
@@ -262,7 +241,7 @@ class RemoteBytes:
 
     def __init__(self, edge: str) -> None:
         self._edge = edge
-        self._counter = Counter("node_transfer_bytes", "bytes", "Tensors received from another node", edge=(edge,))
+        self._counter = _bytes("node_transfer_bytes", "Tensors received from another node", edge=(edge,))
 
     def inc(self, num_bytes: int) -> None:
         self._counter.inc(num_bytes, edge=self._edge)
@@ -270,24 +249,22 @@ class RemoteBytes:
 
 class EncodeMetrics:
     def __init__(self) -> None:
-        self.batch_size = Histogram("encoder_batch_size", "items", "Size of each item's batch", _BATCH_BUCKETS)
+        self.batch_size = Histogram("items", "encoder_batch_size", "Size of each item's batch", _BATCH_BUCKETS)
         status = ("ok", "error", "aborted")
-        self.items_total = Counter(
-            "encoder_items_total", "items", "Items encoded", modality=ITEM_MODALITIES, status=status
-        )
-        self.waiting_items = Gauge("encoder_waiting_items", "items", "Items that wait for a batch")
-        self.waiting_patches = Gauge("encoder_waiting_patches", "patches", "Patches that wait for a batch")
+        self.items_total = _items("encoder_items_total", "Items encoded", modality=ITEM_MODALITIES, status=status)
+        self.waiting_items = Gauge("items", "encoder_waiting_items", "Items that wait for a batch")
+        self.waiting_patches = Gauge("patches", "encoder_waiting_patches", "Patches that wait for a batch")
         self.remote_bytes = RemoteBytes("preprocess_encode")
 
 
 class GenerateMetrics:
     def __init__(self) -> None:
-        self.num_running = Gauge("num_requests_running", "sequences", "Sequences in the running batch")
-        self.num_waiting = Gauge("num_requests_waiting", "sequences", "Sequences that wait for a place in the batch")
-        self.num_lacking_tokens = Gauge("waiting_prompt_tokens", "tokens", "Prompt tokens to compute")
-        self.kv_cache_usage = Gauge("kv_cache_usage_perc", "0 to 1", "Share of the KV cache in use")
+        self.num_running = Gauge("sequences", "num_requests_running", "Sequences in the running batch")
+        self.num_waiting = Gauge("sequences", "num_requests_waiting", "Sequences that wait for a place in the batch")
+        self.num_lacking_tokens = Gauge("tokens", "waiting_prompt_tokens", "Prompt tokens to compute")
+        self.kv_cache_usage = Gauge("0 to 1", "kv_cache_usage_perc", "Share of the KV cache in use")
         self.counts = {name: Counter(*definition) for name, definition in _ENGINE_COUNTS.items()}
-        self.step_seconds = Counter("engine_step_seconds", "s", "Time of the parts of steps", part=STEP_PARTS)
+        self.step_seconds = Counter("s", "engine_step_seconds", "Time of the parts of steps", part=STEP_PARTS)
         self.remote_bytes = RemoteBytes("encode_generate")
         self._reported: EngineStats | None = None
 
