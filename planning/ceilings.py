@@ -60,7 +60,7 @@ def _controller(plan: Plan, costs: Costs, hardware: Hardware) -> Ceiling:
     if each is None:
         each, basis = hardware.controller_ms / 1e3, "assumed: --controller-ms"
     used = each * sum(stage.replicas for stage in plan.stages)
-    grows = "no: a cluster has one controller; divide the fleet into clusters"
+    grows = "more clusters: each has one controller"
     return Ceiling("Serve controller", used, 1.0, "cores", 1, grows, basis)
 
 

@@ -78,7 +78,8 @@ class Pipeline:
         self._draw = random.Random(seed)
         self._machine = machine = Machine(self.clock, fleet.cores, costs.background_cores + fleet.background_cores)
         self._client = Process(machine) if fleet.has_client else None
-        self._client_relay = TokenRelay(self._client, costs.client, self._deliver) if self._client else None
+        client_relay = TokenRelay(self._client, costs.client, self._deliver) if self._client else None
+        self.to_client = client_relay.send if client_relay else self._deliver
         self._beside = Process(machine)
         self._doors = [_FrontDoor(self, machine) for _ in range(fleet.number("ingress"))]
         self._shards = [event_loop(machine) for _ in range(fleet.number("shared"))]
@@ -128,12 +129,6 @@ class Pipeline:
         for relay, own in by_relay.items():
             relay.send(own)
 
-    def to_client(self, tokens: list[Answer]) -> None:
-        if self._client_relay is None:
-            self._deliver(tokens)
-        else:
-            self._client_relay.send(tokens)
-
     def _deliver(self, tokens: list[Answer]) -> None:
         for answer in tokens:
             answer.add_token(self.clock.now)
@@ -159,8 +154,7 @@ def simulate(
     costs: Costs, fleet: Fleet, load: Sequence[Arrival], *, seed: int = 0, window: tuple[float, float] = WHOLE
 ) -> Outcome:
     """Returns the outcome of the requests in `load`, sorted by time. Equal arguments give equal outcomes. `window`:
-    only requests between these shares count, because the first ones meet an empty system, and none follow the last
-    ones."""
+    only requests between these shares count, because the system is empty around the others."""
     pipeline = Pipeline(costs, fleet, seed)
     answers = [pipeline.add(arrival) for arrival in load]
     first = min(int(len(load) * window[0]), len(load) - 1)

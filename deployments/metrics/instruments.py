@@ -1,10 +1,8 @@
 """Counters, gauges and histograms with the labels of the recording process.
 
 They wrap prometheus_client's. In a replica, `deployments/metrics/recording.py` makes prometheus_client keep the values
-in files of the node, so counts survive the process. Elsewhere, values stay in memory.
-
-All replicas of a deployment on one node share their counter and histogram series: a dead replica leaves no stale
-series, and no count decreases. Each replica has its own gauges, which end with it."""
+in files of the node, so counts survive the process. All replicas of a deployment on one node share their counters and
+histograms: a dead replica leaves no stale series, and no count decreases. Gauges end with their replica."""
 
 from bisect import bisect_left
 from collections import Counter as Tally

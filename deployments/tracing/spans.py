@@ -113,7 +113,11 @@ class Spans:
     ) -> None:
         """Creates a span for each of the `times`, as a child of the context's span. With `--log-level debug`, also logs
         the times."""
-        _log(context, times)
+        if logger.isEnabledFor(logging.DEBUG):
+            with in_request(context):
+                for one in times:
+                    fields = {"stage": one.stage, "seconds": one.seconds}
+                    logger.debug("%s took %.6f s", one.stage, one.seconds, extra={FIELDS: fields})
         if not (times and self._is_on and context.is_sampled):
             return
         parent = _parent(context)
@@ -148,12 +152,3 @@ def _encodable_value(value: Attribute) -> Attribute:
 def _text(text: str) -> str:
     """Returns text that a message can carry: an error may quote half a surrogate pair from a client."""
     return text if text.isascii() else text.encode(errors="replace").decode()
-
-
-def _log(context: RequestContext, times: Sequence[StageTime]) -> None:
-    if not logger.isEnabledFor(logging.DEBUG):
-        return
-    with in_request(context):
-        for one in times:
-            fields = {"stage": one.stage, "seconds": one.seconds}
-            logger.debug("%s took %.6f s", one.stage, one.seconds, extra={FIELDS: fields})
