@@ -42,15 +42,11 @@ class Work(PlanSettings):
 
 
 class Reserved(PlanSettings):
-    """A replica's reservation of a cluster's resources."""
-
     cpus: float = Field(ge=0)
     gpus: float = Field(0.0, ge=0)
 
 
 class ProcessCosts(PlanSettings):
-    """A process, with its work for passing requests."""
-
     reserved: Reserved
     work: Work
 

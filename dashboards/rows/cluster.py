@@ -6,6 +6,8 @@ from dashboards.panels import Bytes, Count, PerSecond, RequestsPerSecond, Row, S
 from dashboards.promql import APPLICATION, DEPLOYMENT, NODE, REPLICA, counted, rate, series, total
 
 _STARTED = series("replica_start_time_seconds", REPLICA)
+_STARTS = series("replica_starts_total", DEPLOYMENT)
+_VERSIONS = f"count by (version, ray_version) ({series('build_info', REPLICA)})"
 
 
 def _of_nodes(metric: str, *conditions: str) -> str:
@@ -17,6 +19,7 @@ def _of_serve(metric: str, aggregate: str = "sum") -> str:
     return f'{aggregate} by (deployment) (ray_serve_{metric}{{application=~"$application",deployment=~"$deployment"}})'
 
 
+_SPILLED = f'ray_spill_manager_request_total{{{NODE},Type=~"Spilled|Restored"}}'
 _USED, _AVAILABLE = (_of_nodes(f"ray_object_store_{part}_memory") for part in ("used", "available"))
 
 OBJECT_STORE = Row(
@@ -32,11 +35,7 @@ OBJECT_STORE = Row(
     ),
     PerSecond(
         "Objects spilled and restored",
-        {
-            "{{NodeAddress}} {{Type}}": rate(
-                f'ray_spill_manager_request_total{{{NODE},Type=~"Spilled|Restored"}}', "NodeAddress", "Type"
-            )
-        },
+        {"{{NodeAddress}} {{Type}}": rate(_SPILLED, "NodeAddress", "Type")},
     ),
 )
 
@@ -51,21 +50,13 @@ REPLICAS = Row(
     ),
     Count(
         "Started",
-        {
-            "{{deployment}}": total(
-                f"increase({series('replica_starts_total', DEPLOYMENT)}[$__rate_interval])", "deployment"
-            )
-        },
+        {"{{deployment}}": total(f"increase({_STARTS}[$__rate_interval])", "deployment")},
         "Starts between two points.",
     ),
     Seconds("Age of the youngest", {"{{deployment}}": f"time() - max by (deployment) ({_STARTED})"}),
     Count(
         "Software",
-        {
-            "Raylens {{version}}, Ray {{ray_version}}": (
-                f"count by (version, ray_version) ({series('build_info', REPLICA)})"
-            )
-        },
+        {"Raylens {{version}}, Ray {{ray_version}}": _VERSIONS},
         "Replicas that run each version.",
     ),
     Count("Calls waiting for a replica", {"{{deployment}}": _of_serve("deployment_queued_queries")}),

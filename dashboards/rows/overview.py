@@ -26,6 +26,7 @@ _IN_TIME = _counted("requests_within_slo")
 # Codes without failures so far may have no series. The result is then 0 if requests are counted at all.
 _FAILED = f"({rate(series('request_errors_total', APPLICATION, FAILED))} or 0 * {_ANSWERED})"
 
+_TTFT_BY_KIND = quantile(0.5, "time_to_first_token_seconds", APPLICATION, "model", "modality", "cached")
 _ENGINE_PARTS = {"waiting": "queue", "prefill": "prefill", "decode": "decode"}
 
 OBJECTIVES = Row(
@@ -90,11 +91,7 @@ REQUESTS = Row(
     ),
     Seconds(
         "Time to first token by kind of request, p50",
-        {
-            "{{model}} {{modality}}, cached: {{cached}}": quantile(
-                0.5, "time_to_first_token_seconds", APPLICATION, "model", "modality", "cached"
-            )
-        },
+        {"{{model}} {{modality}}, cached: {{cached}}": _TTFT_BY_KIND},
         "cached: whether all media of the request were cached.",
     ),
     Seconds("Whole request", _percentiles("e2e_request_latency_seconds", "model")),

@@ -8,6 +8,8 @@ def _by_replica(gauge: str, legend: str = "") -> dict[str, str]:
     return {f"{{{{replica}}}} {legend}".strip(): of_replicas(gauge, "replica")}
 
 
+_LIMIT = f"max by (resource) ({series('admission_limit', APPLICATION)})"
+
 INGRESS = Row(
     "Ingress",
     Count(
@@ -16,12 +18,7 @@ INGRESS = Row(
     ),
     Share(
         "Budgets in use",
-        {
-            "{{resource}}": share(
-                of_replicas("admission_used", "resource"),
-                f"max by (resource) ({series('admission_limit', APPLICATION)})",
-            )
-        },
+        {"{{resource}}": share(of_replicas("admission_used", "resource"), _LIMIT)},
         "The part of each admission budget that all requests together use.",
         limit=1.0,
     ),
@@ -69,6 +66,8 @@ ENCODE = Row(
 )
 
 _STEPS = counted("engine_steps", "deployment")
+_PART_SECONDS = counted("engine_step_seconds", "deployment", "part")
+_HITS, _QUERIES = (counted(f"prefix_cache_{kind}", "deployment") for kind in ("hits", "queries"))
 
 GENERATE = Row(
     "Generate",
@@ -76,11 +75,7 @@ GENERATE = Row(
     Count("Prompt tokens to be computed", _by_replica("waiting_prompt_tokens")),
     Seconds(
         "A step of the engine",
-        {
-            "{{deployment}} {{part}}": (
-                f"{counted('engine_step_seconds', 'deployment', 'part')} / on (deployment) group_left () ({_STEPS} > 0)"
-            )
-        },
+        {"{{deployment}} {{part}}": f"{_PART_SECONDS} / on (deployment) group_left () ({_STEPS} > 0)"},
         "The mean of each part. Each decoding sequence gets a token in each step.",
         stacked=True,
     ),
@@ -112,11 +107,7 @@ KV_CACHE = Row(
     Share("KV cache in use", _by_replica("kv_cache_usage_perc"), limit=1.0),
     Share(
         "Prompt tokens found in the prefix cache",
-        {
-            "{{deployment}}": share(
-                counted("prefix_cache_hits", "deployment"), counted("prefix_cache_queries", "deployment")
-            )
-        },
+        {"{{deployment}}": share(_HITS, _QUERIES)},
     ),
     PerSecond(
         "Preemptions",
