@@ -90,8 +90,8 @@ class PlanSearch:
         self._slo = slo
         self._options = options
         self._work = least_work(costs, load)
-        part = _CELL_REPLICAS * options.max_utilisation / max(self._work.values())
-        self._cell = 1.0 if options.cores else min(1.0, part)
+        whole = 1.0 if options.cores else _CELL_REPLICAS * options.max_utilisation / max(self._work.values())
+        self._cell = min(1.0, whole)
         cell = load.model_copy(update={"requests_per_second": load.requests_per_second * self._cell})
         count = max(_LEAST_REQUESTS, min(_MOST_REQUESTS, _TOKENS // load.answer_tokens))
         self._arrivals = arrivals(cell, count, options.seed)
