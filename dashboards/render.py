@@ -82,10 +82,10 @@ def _draw(axes: Axes, panel: dict[str, Any], lines: dict[str, list[float]], span
     if len(names) > _MOST_NAMES:
         names[_MOST_NAMES - 1] = f"and {len(names) - _MOST_NAMES + 1} more"
     if names:
-        columns = max(1, panel["gridPos"]["w"] * _INCHES_OF_COLUMN // 2)
-        style = {"fontsize": 7.5, "frameon": False, "labelcolor": _INK, "handlelength": 1.2, "labelspacing": 0.25}
-        place = {"loc": "upper left", "bbox_to_anchor": (0, -0.08), "ncols": int(columns)}
-        axes.legend(handles[:_MOST_NAMES], names[:_MOST_NAMES], **place, **style)
+        columns = max(1, int(panel["gridPos"]["w"] * _INCHES_OF_COLUMN / 2))
+        place: dict[str, Any] = {"bbox_to_anchor": (0, -0.08), "ncols": columns}
+        style: dict[str, Any] = {"fontsize": 7.5, "frameon": False, "labelcolor": _INK, "handlelength": 1.2}
+        axes.legend(handles[:_MOST_NAMES], names[:_MOST_NAMES], loc="upper left", **place, **style, labelspacing=0.25)
 
 
 def _draw_lines(axes: Axes, lines: dict[str, list[float]], span: TimeRange, *, is_stacked: bool) -> None:

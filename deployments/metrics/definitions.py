@@ -48,8 +48,8 @@ _TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 5
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 _requests, _tokens, _items, _bytes = (partial(Counter, unit) for unit in ("requests", "tokens", "items", "bytes"))
-_latency, _token_latency = (partial(Histogram, "s", buckets=one) for one in (_LATENCY_BUCKETS, _TOKEN_LATENCY_BUCKETS))
-_token_histogram = partial(Histogram, "tokens", buckets=_TOKEN_BUCKETS)
+_latency, _token_latency = (partial(Histogram, "s", one) for one in (_LATENCY_BUCKETS, _TOKEN_LATENCY_BUCKETS))
+_token_histogram = partial(Histogram, "tokens", _TOKEN_BUCKETS)
 
 
 class ReplicaMetrics:
@@ -83,7 +83,7 @@ class RequestTimes:
         self.prefill_time = _latency("request_prefill_time_seconds", "From the first step to the first token", **model)
         self.decode_time = _latency("request_decode_time_seconds", "From the first token to the last", **model)
         stages = {"stage": WATERFALL}
-        self.stage_seconds = Histogram("s", "request_stage_seconds", "The stage waterfall", _STAGE_BUCKETS, **stages)
+        self.stage_seconds = Histogram("s", _STAGE_BUCKETS, "request_stage_seconds", "The stage waterfall", **stages)
 
 
 class ApiKeyUse:
@@ -249,7 +249,7 @@ class RemoteBytes:
 
 class EncodeMetrics:
     def __init__(self) -> None:
-        self.batch_size = Histogram("items", "encoder_batch_size", "Size of each item's batch", _BATCH_BUCKETS)
+        self.batch_size = Histogram("items", _BATCH_BUCKETS, "encoder_batch_size", "Size of each item's batch")
         status = ("ok", "error", "aborted")
         self.items_total = _items("encoder_items_total", "Items encoded", modality=ITEM_MODALITIES, status=status)
         self.waiting_items = Gauge("items", "encoder_waiting_items", "Items that wait for a batch")

@@ -98,7 +98,7 @@ class Histogram(Cumulative[HistogramSeries]):
 
     kind = "histogram"
 
-    def __init__(self, unit: str, name: str, description: str, buckets: Sequence[float], **tags: Sequence[str]) -> None:
+    def __init__(self, unit: str, buckets: Sequence[float], name: str, description: str, **tags: Sequence[str]) -> None:
         self.buckets = buckets
         super().__init__(unit, name, description, **tags)
 

@@ -33,7 +33,7 @@ recording.replica_labels = instruments.replica_labels = lambda: own
 recording.record_metrics(MetricsConfig(port=0))
 items = instruments.Counter("items", "items", "Items", kind=("a", "b"))
 level = instruments.Gauge("1", "level", "A level")
-times = instruments.Histogram("s", "times_seconds", "Times", (0.1, 1.0), kind=("a",))
+times = instruments.Histogram("s", (0.1, 1.0), "times_seconds", "Times", kind=("a",))
 print("ready", flush=True)
 for line in sys.stdin:
     for _ in range(int(line)):
