@@ -4,14 +4,16 @@ Refers to metrics by name only and imports nothing of the server."""
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from dashboards.alerts import ALERTS
 from dashboards.grafana import dashboard_json
 from dashboards.recording import recording_rules
 from dashboards.rows import ROWS
-from dashboards.rule_files import alert_file, recording_file
 
 _FOLDER = Path(__file__).parent
 
@@ -20,9 +22,15 @@ def files() -> dict[Path, str]:
     """Returns the content of each file."""
     return {
         _FOLDER / "raylens.json": dashboard_json(ROWS),
-        _FOLDER / "rules" / "recording.yml": recording_file(recording_rules()),
-        _FOLDER / "rules" / "alerts.yml": alert_file(ALERTS),
+        _FOLDER / "rules" / "recording.yml": _rule_file("recording", recording_rules()),
+        _FOLDER / "rules" / "alerts.yml": _rule_file("alerts", [alert.rule for alert in ALERTS]),
     }
+
+
+def _rule_file(name: str, rules: Sequence[Mapping[str, Any]]) -> str:
+    body = {"groups": [{"name": f"raylens-{name}", "rules": rules}]}
+    notice = f"# Made by `python -m dashboards.generate`. Edit dashboards/{name}.py instead.\n"
+    return notice + yaml.safe_dump(body, sort_keys=False, width=120)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from string import ascii_uppercase
 
 from grafana_foundation_sdk.builders import common as ui
 from grafana_foundation_sdk.builders import dashboard as grafana
@@ -76,9 +77,9 @@ def _graph(panel: Panel) -> timeseries.Panel:
         .legend(ui.VizLegendOptions().display_mode(common.LegendDisplayMode.LIST).show_legend(True))
         .tooltip(ui.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(common.SortOrder.DESCENDING))
     )
-    for index, query in enumerate(panel.queries):
-        target = prometheus.Dataquery().ref_id(chr(ord("A") + index)).datasource(_DATASOURCE)
-        graph.with_target(target.expr(query.expression).legend_format(query.legend))
+    for letter, (legend, expression) in zip(ascii_uppercase, panel.queries.items(), strict=False):
+        target = prometheus.Dataquery().ref_id(letter).datasource(_DATASOURCE)
+        graph.with_target(target.expr(expression).legend_format(legend))
     if panel.stacked:
         graph.stacking(ui.StackingConfig().mode(common.StackingMode.NORMAL))
     if panel.limit is not None:

@@ -1,40 +1,35 @@
 """The parts of a dashboard, without Grafana's format."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 WIDTH = 24
 """Columns of Grafana's grid."""
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
-    """A PromQL expression and the legend of its series; `{{tag}}` in it stands for the series' tag."""
-
-    expression: str
-    legend: str
-
-
-@dataclass(frozen=True, slots=True)
 class Panel:
-    """One graph over time. `unit`: in Grafana's terms. `stacked`: series are drawn as stacked areas. `limit`: the value
-    of a threshold line."""
+    """One graph over time. `unit`: in Grafana's terms. `queries`: PromQL expressions by legend; `{{tag}}` in a legend
+    stands for the series' tag. `stacked`: series are drawn as stacked areas. `limit`: the value of a threshold line."""
 
-    title: str
     unit: str
-    queries: tuple[Query, ...]
+    title: str
+    queries: Mapping[str, str]
     description: str = ""
     stacked: bool = False
     limit: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+Seconds, Bytes, Count, Share = (partial(Panel, unit) for unit in ("s", "bytes", "short", "percentunit"))
+PerSecond, BytesPerSecond = partial(Panel, "ops"), partial(Panel, "Bps")
+RequestsPerSecond, TokensPerSecond = partial(Panel, "reqps"), partial(Panel, "cps")
+
+
 class Row:
     """Panels side by side, `columns` to a line."""
 
-    title: str
-    panels: tuple[Panel, ...]
-    columns: int = 3
-
-    @property
-    def panel_width(self) -> int:
-        return WIDTH // self.columns
+    def __init__(self, title: str, *panels: Panel, columns: int = 3) -> None:
+        self.title = title
+        self.panels = panels
+        self.panel_width = WIDTH // columns

@@ -42,9 +42,8 @@ def quantile(quantile: float, histogram: str, selection: str, *tags: str) -> str
 
 def mean(histogram: str, selection: str, *tags: str) -> str:
     """The result is empty while nothing is observed."""
-    return share(
-        rate(series(f"{histogram}_sum", selection), *tags), rate(series(f"{histogram}_count", selection), *tags)
-    )
+    values, count = (rate(series(f"{histogram}_{part}", selection), *tags) for part in ("sum", "count"))
+    return share(values, count)
 
 
 def share(part: str, whole: str) -> str:

@@ -14,9 +14,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter, Formatter, FuncFormatter, MaxNLocator, PercentFormatter
-from matplotlib.transforms import Bbox
 
 from dashboards.panels import WIDTH
 from dashboards.prometheus_api import PrometheusApi, for_all
@@ -24,12 +22,8 @@ from dashboards.prometheus_api import PrometheusApi, for_all
 DASHBOARD = Path(__file__).with_name("raylens.json")
 
 _NUM_POINTS = 240
-_INCHES_OF_COLUMN = 0.8  # of Grafana's grid
-_INCHES_OF_ROW = 0.36
+_INCHES_OF_COLUMN, _INCHES_OF_ROW = 0.8, 0.36  # of Grafana's grid
 _DOTS_PER_INCH = 80
-_GAP = 0.08  # inches between panels
-_LEFT, _RIGHT, _TOP, _AXIS = 0.75, 0.15, 0.38, 0.25  # inches beside the graph, for its title and its numbers
-_NAME_INCHES = 0.17  # height of a line of the legend
 _MOST_NAMES = 14
 _COLOURS = (
     *("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7"),
@@ -52,70 +46,46 @@ class TimeRange:
 
 
 def picture(api: PrometheusApi, rows: Sequence[str], span: TimeRange) -> Figure:
-    """Returns a picture of the dashboard's rows with these titles, by default of all rows."""
-    panels = _chosen(json.loads(DASHBOARD.read_text())["panels"], rows)
-    num_rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
-    size = (WIDTH * _INCHES_OF_COLUMN, num_rows * _INCHES_OF_ROW)
-    figure = Figure(figsize=size, dpi=_DOTS_PER_INCH, facecolor="#f6f8fa")
-    for panel in panels:
-        box = _box(panel["gridPos"], size[1])
+    """Returns a picture of the dashboard's rows with these titles, by default of all rows. Raises ValueError for an
+    unknown row."""
+    panels_of: dict[str, list[dict[str, Any]]] = {}
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
         if panel["type"] == "row":
-            middle = (box.y0 + box.y1) / 2 / size[1]
-            figure.text(box.x0 / size[0], middle, panel["title"], size=13, weight="bold", color=_INK, va="center")
+            panels = panels_of[panel["title"]] = []
         else:
-            _draw(figure, box, panel, _lines(panel, api, span), span)
+            panels.append(panel)
+    if unknown := set(rows) - panels_of.keys():
+        raise ValueError(f"there is no row {sorted(unknown)[0]!r}; there are {', '.join(panels_of)}")
+    chosen = {title: panels for title, panels in panels_of.items() if not rows or title in rows}
+    lines_of = {title: sorted({panel["gridPos"]["y"] for panel in panels}) for title, panels in chosen.items()}
+    heights = [1 + chosen[title][0]["gridPos"]["h"] * len(lines) for title, lines in lines_of.items()]
+    size = (WIDTH * _INCHES_OF_COLUMN, sum(heights) * _INCHES_OF_ROW)
+    figure = Figure(figsize=size, dpi=_DOTS_PER_INCH, layout="constrained")
+    parts = figure.subfigures(len(chosen), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for part, (title, panels) in zip(parts, chosen.items(), strict=True):
+        part.suptitle(title, x=0.005, ha="left", size=13, weight="bold", color=_INK)
+        grid = part.add_gridspec(len(lines_of[title]), WIDTH)
+        for panel in panels:
+            x, y, width = (panel["gridPos"][name] for name in ("x", "y", "w"))
+            axes = part.add_subplot(grid[lines_of[title].index(y), x : x + width])
+            _draw(axes, panel, _lines(panel, api, span), span)
     return figure
 
 
-def _box(place: dict[str, int], height: float) -> Bbox:
-    """Returns a place of the grid in inches from the lower left corner of a figure of `height` inches."""
-    left, top = place["x"] * _INCHES_OF_COLUMN, height - place["y"] * _INCHES_OF_ROW
-    right, bottom = left + place["w"] * _INCHES_OF_COLUMN, top - place["h"] * _INCHES_OF_ROW
-    return Bbox.from_extents(left + _GAP, bottom + _GAP, right - _GAP, top - _GAP)
-
-
-def _chosen(panels: list[dict[str, Any]], rows: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the panels of these rows, moved up over omitted rows. Raises ValueError for an unknown row."""
-    titles = [panel["title"] for panel in panels if panel["type"] == "row"]
-    if unknown := set(rows) - set(titles):
-        raise ValueError(f"there is no row {sorted(unknown)[0]!r}; there are {', '.join(titles)}")
-    chosen: list[dict[str, Any]] = []
-    top, is_chosen, above = 0, False, 0
-    for panel in panels:
-        if panel["type"] == "row":
-            above = top
-            is_chosen = not rows or panel["title"] in rows
-            begin = panel["gridPos"]["y"]
-        if is_chosen:
-            place = panel["gridPos"] | {"y": panel["gridPos"]["y"] - begin + above}
-            chosen.append(panel | {"gridPos": place})
-            top = max(top, place["y"] + place["h"])
-    return chosen
-
-
-def _draw(figure: Figure, box: Bbox, panel: dict[str, Any], lines: dict[str, list[float]], span: TimeRange) -> None:
-    columns = max(1, int(box.width / 1.9))
-    names_height = _NAME_INCHES * math.ceil(min(len(lines), _MOST_NAMES) / columns) + 0.08
-    inner = Bbox.from_extents(box.x0 + _LEFT, box.y0 + _AXIS + names_height, box.x1 - _RIGHT, box.y1 - _TOP)
-    left, bottom, width, height = _fractions(figure, box)
-    card = Rectangle(
-        (left, bottom), width, height, transform=figure.transFigure, facecolor="white", edgecolor=_FAINT, zorder=-1
-    )
-    figure.add_artist(card)
-    axes = figure.add_axes(_fractions(figure, inner))
+def _draw(axes: Axes, panel: dict[str, Any], lines: dict[str, list[float]], span: TimeRange) -> None:
     defaults = panel["fieldConfig"]["defaults"]
     _draw_lines(axes, lines, span, is_stacked="stacking" in defaults["custom"])
     for step in defaults.get("thresholds", {}).get("steps", ())[1:]:
         axes.axhline(step["value"], color=_LIMIT, linewidth=1, linestyle="--")
     _decorate(axes, panel["title"], defaults["unit"], span)
-    if lines:
-        _name_lines(axes, (left + 0.006, bottom), columns)
-
-
-def _fractions(figure: Figure, box: Bbox) -> tuple[float, float, float, float]:
-    """Returns left, bottom, width and height of a box in inches as shares of the figure."""
-    wide, high = figure.get_size_inches()
-    return box.x0 / wide, box.y0 / high, box.width / wide, box.height / high
+    handles, names = axes.get_legend_handles_labels()
+    if len(names) > _MOST_NAMES:
+        names[_MOST_NAMES - 1] = f"and {len(names) - _MOST_NAMES + 1} more"
+    if names:
+        columns = max(1, int(panel["gridPos"]["w"] * _INCHES_OF_COLUMN / 2))
+        place: dict[str, Any] = {"bbox_to_anchor": (0, -0.08), "ncols": columns}
+        style: dict[str, Any] = {"fontsize": 7.5, "frameon": False, "labelcolor": _INK, "handlelength": 1.2}
+        axes.legend(handles[:_MOST_NAMES], names[:_MOST_NAMES], loc="upper left", **place, **style, labelspacing=0.25)
 
 
 def _draw_lines(axes: Axes, lines: dict[str, list[float]], span: TimeRange, *, is_stacked: bool) -> None:
@@ -129,27 +99,6 @@ def _draw_lines(axes: Axes, lines: dict[str, list[float]], span: TimeRange, *, i
     else:
         for (name, line), colour in zip(lines.items(), colours, strict=True):
             axes.plot(times, line, label=name, color=colour, linewidth=1.4)
-
-
-def _name_lines(axes: Axes, corner: tuple[float, float], columns: int) -> None:
-    """Draws the legend with this lower left corner."""
-    handles, names = axes.get_legend_handles_labels()
-    if len(names) > _MOST_NAMES:
-        names[_MOST_NAMES - 1] = f"and {len(names) - _MOST_NAMES + 1} more"
-    axes.legend(
-        handles[:_MOST_NAMES],
-        names[:_MOST_NAMES],
-        loc="lower left",
-        bbox_to_anchor=corner,
-        bbox_transform=axes.figure.transFigure,
-        ncols=columns,
-        fontsize=7.5,
-        frameon=False,
-        labelcolor=_INK,
-        handlelength=1.2,
-        borderaxespad=0,
-        labelspacing=0.25,
-    )
 
 
 def _lines(panel: dict[str, Any], api: PrometheusApi, span: TimeRange) -> dict[str, list[float]]:

@@ -11,7 +11,7 @@ from raylens.planning.load import Arrival
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """The tokens of a request that its client has, with the times of the first and the latest one. `relay`: that of the
+    """The number of tokens that reached the client, and the times of the first and the latest one. `relay`: of the
     request's ingress."""
 
     arrival: Arrival
@@ -21,10 +21,9 @@ class Answer:
     last_token: float = 0.0
 
     def add_token(self, now: float) -> None:
-        if self.num_tokens == 0:
-            self.first_token = now
-        self.num_tokens += 1
+        self.first_token = self.first_token if self.num_tokens else now
         self.last_token = now
+        self.num_tokens += 1
 
     @property
     def time_to_first_token(self) -> float:
@@ -50,7 +49,7 @@ class TokenRelay:
     def send(self, tokens: list[Answer]) -> None:
         message = self._gathered
         is_queued = bool(message)
-        message += tokens
+        message += tokens  # before `submit`, which may begin at once
         if not is_queued:
             self._process.submit(partial(self._begin, message), partial(self._pass_on, message))
 

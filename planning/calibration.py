@@ -1,9 +1,7 @@
-"""Fits costs to isolated requests: which share of each process's work delays the first token.
+"""Fits to isolated requests the share of each process's work that delays the first token.
 
-CPU time shows no order: a process may work before or after it passes a request on. The fitted share makes a simulated
-isolated request as fast as a measured one. If all of the work is too little for the measured TTFT, the rest is idle
-wait time.
-"""
+CPU time does not show whether a process works before or after it passes a request on. With the fitted share, a
+simulated request is as fast as a measured one. If all work is too little for that, the rest is idle wait time."""
 
 from dataclasses import dataclass
 
@@ -52,11 +50,10 @@ def calibrated(costs: Costs, alone: Alone, *, cores: int) -> Costs:
             low, high = (middle, high) if simulated(middle) < ttft else (low, middle)
         return low, 0.0
 
-    fits = {
-        "text": fit(alone.ttft_text),
-        "new_picture": fit(alone.ttft_new_picture, Picture(alone.megapixels, False, 0)),
-        "repeated_picture": fit(alone.ttft_repeated_picture, Picture(alone.megapixels, True, 0)),
-    }
-    shares = ByKind(**{kind: share for kind, (share, _) in fits.items()})
-    waits = ByKind(**{kind: wait for kind, (_, wait) in fits.items()})
+    text = fit(alone.ttft_text)
+    new = fit(alone.ttft_new_picture, Picture(alone.megapixels, False, 0))
+    repeated = fit(alone.ttft_repeated_picture, Picture(alone.megapixels, True, 0))
+    shares, waits = (
+        ByKind(text=t, new_picture=n, repeated_picture=r) for t, n, r in zip(text, new, repeated, strict=True)
+    )
     return costs.model_copy(update={"on_path_share": shares, "wait_seconds": waits})

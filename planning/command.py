@@ -16,59 +16,48 @@ from raylens.planning.report import as_json, as_text
 from raylens.planning.settings import PlanError, read_mapping
 
 HELP = """\
-Say how many replicas of each stage a load needs, by a simulation of the pipeline with measured costs.
+Find the replicas of each stage that a load needs, by simulating the pipeline with measured costs.
 
   raylens plan --costs stage-costs.json --rate 20 --answer-tokens 100 --ttft-p95-ms 500
   raylens plan --costs stage-costs.json --rate 20 --picture-share 0.5 --megapixels 0.8 2.1 --repeated-share 0.3
   raylens plan --costs stage-costs.json --load load.yaml --tpot-p95-ms 50 --json
-  raylens plan --costs stage-costs.json --rate 5 --cores 4       can one machine of 4 cores do it?
+  raylens plan --costs stage-costs.json --rate 5 --cores 4       does one machine of 4 cores suffice?
 
-`python -m benchmarks.stage_costs --output FILE` measures the costs on the machine that it runs on. Another figure in
-its place is an assumption, and the report says so. This asks what becomes the ceiling of a fleet of 1,000 GPUs, if a
-step takes 20 ms there:
+`python -m benchmarks.stage_costs --output FILE` measures the costs of the machine that runs it. --cost replaces a
+measured figure by an assumption, and the report lists it. The next example finds the ceiling of a fleet of 1,000 GPUs
+whose steps take 20 ms:
 
   raylens plan --costs stage-costs.json --rate 100 --gpus 1000 \\
       --cost generate.reserved.gpus=1 --cost generate.seconds_per_step=0.02
 
-The same arguments give the same plan. docs/planning.md says what is simulated, what is not, and how well it fits.
+Equal arguments give equal plans. docs/planning.md describes the simulation, its limits and its accuracy.
 """
-_LOAD_OPTIONS = {
-    "rate": "requests_per_second",
-    "picture_share": "picture_share",
-    "megapixels": "megapixels",
-    "repeated_share": "repeated_share",
-    "prompt_tokens": "prompt_tokens",
-    "answer_tokens": "answer_tokens",
-    "lengths": "lengths",
-}
-"""The LoadProfile field of each option."""
 _QUIET_SECONDS = 2.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add: Any = parser.add_argument
-    costs = "measured costs, of `python -m benchmarks.stage_costs`"
-    add("--costs", type=Path, required=True, metavar="FILE", help=costs)
-    add("--load", type=Path, metavar="FILE", help="YAML or JSON file of the load; options go before what it says")
-    add("--rate", type=float, metavar="N", help="requests a second, arriving at random")
-    add("--picture-share", type=float, metavar="X", help="share of the requests that have pictures (default: 0)")
+    add("--costs", type=Path, required=True, metavar="FILE", help="measured costs, by benchmarks.stage_costs")
+    add("--load", type=Path, metavar="FILE", help="YAML or JSON file of the load; options override it")
+    add("--rate", dest="requests_per_second", type=float, metavar="N", help="requests per second, Poisson arrivals")
+    add("--picture-share", type=float, metavar="X", help="share of requests with pictures (default: 0)")
     add("--megapixels", type=float, nargs="+", metavar="N", help="size of each picture of such a request (default: 1)")
-    add("--repeated-share", type=float, metavar="X", help="share of the pictures that came before (default: 0)")
-    add("--prompt-tokens", type=int, metavar="N", help="tokens of text in a prompt (default: 100)")
+    add("--repeated-share", type=float, metavar="X", help="share of pictures with cached embeddings (default: 0)")
+    add("--prompt-tokens", type=int, metavar="N", help="text tokens of a prompt (default: 100)")
     add("--answer-tokens", type=int, metavar="N", help="tokens of an answer (default: 100)")
-    add("--lengths", choices=("fixed", "geometric"), help="whether these are the lengths of all, or means")
+    add("--lengths", choices=("fixed", "geometric"), help="all lengths equal (default), or geometric with these means")
     add("--ttft-p95-ms", type=float, metavar="MS", help="SLO: time to first token, 95th percentile")
     add("--tpot-p95-ms", type=float, metavar="MS", help="SLO: time per output token, 95th percentile")
-    busiest = "of any stage (default: %(default)s)"
-    add("--max-utilisation", type=float, default=MAX_UTILISATION, metavar="X", help=busiest)
-    add("--cost", action="append", default=[], metavar="NAME=VALUE", help="a figure in place of the measured one")
-    add("--cores", type=int, metavar="N", help="all stages share one machine of N cores (default: no two share one)")
-    add("--gpus", type=int, metavar="N", help="plan for as much of this load as N GPUs carry, and show ceilings")
+    most = "of any stage (default: %(default)s)"
+    add("--max-utilisation", type=float, default=MAX_UTILISATION, metavar="X", help=most)
+    add("--cost", action="append", default=[], metavar="NAME=VALUE", help="replaces a measured figure")
+    add("--cores", type=int, metavar="N", help="all stages share a machine of N cores (default: a core per thread)")
+    add("--gpus", type=int, metavar="N", help="scale the load to N GPUs, and show ceilings")
     for name, field in Hardware.model_fields.items():
         kind = int if field.annotation is int else float
         text = f"{field.description} (default: {field.default:g})"
         add(f"--{name.replace('_', '-')}", type=kind, default=field.default, metavar="N", help=text)
-    add("--ceilings", action="store_true", help="show what a larger fleet runs into, also without --gpus")
+    add("--ceilings", action="store_true", help="show the next limits of a larger fleet, also without --gpus")
     add("--seed", type=int, default=0, help="of the arrivals (default: %(default)s)")
     add("--json", action="store_true", help="print one JSON document")
 
@@ -82,8 +71,10 @@ def run(args: argparse.Namespace) -> int:
     options = SearchOptions(args.cores, args.max_utilisation, args.seed, _progress())
     if args.gpus is not None and args.cores is not None:
         raise PlanError(f"cores: must not be given with --gpus, which is about many machines, not {args.cores}")
-    is_free = args.gpus is None
-    plan = make_plan(costs, load, slo, options) if is_free else plan_for_gpus(costs, load, slo, args.gpus, options)
+    if args.gpus is None:
+        plan = make_plan(costs, load, slo, options)
+    else:
+        plan = plan_for_gpus(costs, load, slo, args.gpus, options)
     limits = ceilings(plan, costs, hardware) if args.ceilings or args.gpus is not None else []
     print(json.dumps(as_json(plan, costs, limits, assumed)) if args.json else as_text(plan, costs, limits, assumed))
     return 0
@@ -91,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _load(args: argparse.Namespace) -> LoadProfile:
     values = {} if args.load is None else read_mapping(args.load)
-    given = {field: getattr(args, option) for option, field in _LOAD_OPTIONS.items()}
-    values |= {field: value for field, value in given.items() if value is not None}
+    options = vars(args)
+    values |= {name: options[name] for name in LoadProfile.model_fields if options[name] is not None}
     if "requests_per_second" not in values:
         raise PlanError("load: requests_per_second: must be given, by --rate or in the file of --load")
     return LoadProfile.checked(values, "load" if args.load is None else str(args.load))
@@ -100,7 +91,7 @@ def _load(args: argparse.Namespace) -> LoadProfile:
 
 def _slo(args: argparse.Namespace) -> Slo:
     milliseconds = {"ttft_p95_seconds": args.ttft_p95_ms, "tpot_p95_seconds": args.tpot_p95_ms}
-    return Slo.checked({name: None if value is None else value / 1e3 for name, value in milliseconds.items()}, "SLO")
+    return Slo.checked({name: value / 1e3 for name, value in milliseconds.items() if value is not None}, "SLO")
 
 
 def _assumed(overrides: list[str]) -> dict[str, float]:

@@ -16,17 +16,16 @@ LOOP_SLICE_SECONDS = 0.001
 """An event loop switches to the next request after this long, about the length of a callback."""
 _LEAST_SLICE_SECONDS = 1e-12
 
+Cost = float | Callable[[], float]
+
 
 class Machine:
-    """`count` cores that processes share as in Linux: each core has its own run queue.
+    """`count` cores that processes share as in Linux (`select_idle_sibling` and `sched_balance_newidle` in
+    kernel/sched/fair.c). With `count` None, each process has its own core.
 
-    A thread that becomes ready goes to its last core if that is idle, else to any idle core. If none is idle, it shares
-    its last core with the threads there, by the weights of their niceness (processor sharing). A core that becomes idle
-    takes a thread from the fullest core. Other programs use `background` cores all the time, spread over all cores.
-    With `count` None, each process has its own core.
-
-    (`select_idle_sibling` and `sched_balance_newidle` in kernel/sched/fair.c.)
-    """
+    Each core has its own run queue. A ready thread goes to its last core if that is idle, else to any idle core. If
+    none is idle, it shares its last core by the weights of niceness (processor sharing). A core that becomes idle takes
+    a thread from the fullest core. Other programs use `background` cores all the time, spread over all cores."""
 
     def __init__(self, clock: Clock, count: int | None, background: float = 0.0) -> None:
         self._clock = clock
@@ -60,10 +59,8 @@ class Machine:
 
 @dataclass(slots=True)
 class _Task:
-    """`end`: the core's progress at which the task is done."""
-
     process: "Process"
-    end: float
+    end: float  # the core's progress at which the task is done
     then: Action
 
 
@@ -75,10 +72,8 @@ class _Core:
         self._speed = speed
         self._when_idle = when_idle
         self.tasks: list[_Task] = []
-        self._progress = 0.0
-        """CPU seconds of a task of weight 1 so far."""
-        self._weight = 0.0
-        self._updated_at = 0.0
+        self._progress = 0.0  # CPU seconds of a task of weight 1 so far
+        self._weight = self._updated_at = 0.0
         self._plan = 0
 
     def add(self, process: "Process", seconds: float, then: Action) -> None:
@@ -120,14 +115,9 @@ class _Core:
             self._when_idle(self)
 
 
-Cost = float | Callable[[], float]
-
-
 class Process:
-    """A thread that works in order of arrival.
-
-    With `slice_seconds`, it is an event loop, which works round-robin in slices. `core`: the last core used. `weight`:
-    its share of a contended core."""
+    """A thread that works in order of arrival; with `slice_seconds`, an event loop, which works round-robin in slices.
+    `core`: the last core used. `weight`: its share of a contended core."""
 
     def __init__(self, machine: Machine, niceness: int = 0, slice_seconds: float = math.inf) -> None:
         self._machine = machine

@@ -12,8 +12,6 @@ from pydantic import ConfigDict, Field
 from raylens.planning.load import Picture
 from raylens.planning.settings import PlanError, PlanSettings, read_mapping
 
-VERSION = 1
-
 
 class MeasuredOn(PlanSettings):
     """The machine and the settings of the measurement."""
@@ -44,15 +42,11 @@ class Work(PlanSettings):
 
 
 class Reserved(PlanSettings):
-    """A replica's reservation of a cluster's resources."""
-
     cpus: float = Field(ge=0)
     gpus: float = Field(0.0, ge=0)
 
 
 class ProcessCosts(PlanSettings):
-    """A process, with its work for passing requests."""
-
     reserved: Reserved
     work: Work
 
@@ -86,12 +80,10 @@ class GenerateCosts(ProcessCosts):
     seconds_per_sequence: float = Field(ge=0, description="of a step, for each sequence that decodes in it")
     seconds_per_prompt_token: float = Field(ge=0)
     interpreter_seconds_per_step: float = Field(
-        0.0,
-        ge=0,
-        description="of seconds_per_step, those in which the engine holds the process's interpreter: `work` waits",
+        0.0, ge=0, description="part of seconds_per_step in which the engine holds the interpreter, and `work` waits"
     )
-    wait_per_step: float = Field(0.0, ge=0, description="seconds between two steps in which nothing is computed")
-    max_num_seqs: int = Field(64, ge=1, description="default: that of a CPU; costs measured on a GPU name their own")
+    wait_per_step: float = Field(0.0, ge=0, description="idle seconds between two steps")
+    max_num_seqs: int = Field(64, ge=1, description="default: the CPU's; costs measured on a GPU include theirs")
     max_num_batched_tokens: int = Field(512, ge=1, description="likewise")
     max_decode_slowdown: float | None = Field(9.0, gt=1)
     short_prompt_share: float = Field(0.5, ge=0, le=0.9)
@@ -135,9 +127,7 @@ class ByKind(PlanSettings):
 class FleetCosts(PlanSettings):
     """Limits of a large fleet. None: not measured, so an option or an assumption must provide the figure."""
 
-    controller_seconds_per_replica_second: float | None = Field(
-        None, ge=0, description="of Serve's controller, each second, for the health and metrics of one replica"
-    )
+    controller_seconds_per_replica_second: float | None = Field(None, ge=0, description="of the Serve controller")
     proxy_bytes_per_piece: float | None = Field(None, ge=0, description="sent to a client for a piece of an answer")
     proxy_bytes_per_megapixel: float | None = Field(None, ge=0, description="received for a picture, in base64")
     proxy_connections: int | None = Field(None, ge=1, description="of clients, that one HAProxy serves at once")
@@ -147,47 +137,34 @@ class Costs(PlanSettings):
     version: Literal[1]
     measured_on: MeasuredOn
     model: ModelSizes
-    client: Work = Field(Work(), description="of the load's own client, which counts where it shares the cores")
+    client: Work = Field(Work(), description="of the load's client, if it shares the cores")
     proxy: ProcessCosts
     ingress: ProcessCosts
     shared: ProcessCosts
     preprocess: PreprocessCosts
     encode: EncodeCosts
     generate: GenerateCosts
-    beside: Work = Field(Work(), description="what other processes do for a request, such as Ray's, on nobody's path")
+    beside: Work = Field(Work(), description="of other processes, such as Ray's, for a request; delays no request")
     background_cores: float = Field(0.0, ge=0, description="cores that the idle server takes")
     on_path_share: ByKind = Field(
-        ByKind(text=1, new_picture=1, repeated_picture=1),
-        description="share of each `work` that a request waits for; its process does the rest behind it",
+        ByKind(text=1, new_picture=1, repeated_picture=1), description="share of each `work` that delays the request"
     )
     wait_seconds: ByKind = Field(
-        ByKind(text=0, new_picture=0, repeated_picture=0),
-        description="seconds of a first token in which nothing is computed",
+        ByKind(text=0, new_picture=0, repeated_picture=0), description="idle seconds before the first token"
     )
     fleet: FleetCosts = FleetCosts()
 
-    @property
-    def reserved(self) -> dict[str, Reserved]:
-        """Returns the reservation of a replica of each stage."""
-        return {
-            "ingress": self.ingress.reserved,
-            "shared": self.shared.reserved,
-            "preprocess": self.preprocess.reserved,
-            "encode": self.encode.reserved,
-            "generate": self.generate.reserved,
-        }
+    def reserved(self, stage: str) -> Reserved:
+        """Returns the reservation of a replica of the stage."""
+        costs: ProcessCosts = getattr(self, stage)
+        return costs.reserved
 
 
 def read_costs(path: Path, overrides: Mapping[str, float] | None = None) -> Costs:
-    """Reads the costs from a file. `overrides` replace figures by name, such as `generate.seconds_per_step`.
-
-    The file holds the costs alone, or a benchmark's document with them as `costs`. Raises PlanError that names the
-    file, the field, its limit and its value.
-    """
+    """Reads the costs from a file, which holds them alone or as `costs` of a benchmark's document. `overrides` replace
+    figures by name, such as `generate.seconds_per_step`. Raises PlanError that names file, field, limit and value."""
     values = read_mapping(path)
     values = values["costs"] if isinstance(values.get("costs"), dict) else values
-    if values.get("version") != VERSION:
-        raise PlanError(f"{path}: version: must be {VERSION}, not {values.get('version')!r}")
     for name, value in (overrides or {}).items():
         _override(values, name, value)
     return Costs.checked(values, str(path))

@@ -77,10 +77,7 @@ def arrivals(load: LoadProfile, count: int, seed: int) -> list[Arrival]:
         moment += draw.expovariate(1.0) / load.requests_per_second
         has_pictures = draw.random() < load.picture_share
         drawn = [(draw.random() < load.repeated_share, draw.getrandbits(32)) for _ in load.megapixels]
-        pictures = tuple(
-            Picture(megapixels, is_repeated, key)
-            for megapixels, (is_repeated, key) in zip(load.megapixels, drawn, strict=True)
-        )
+        pictures = tuple(Picture(size, *one) for size, one in zip(load.megapixels, drawn, strict=True))
         lengths = (_length(load, load.prompt_tokens, draw), _length(load, load.answer_tokens, draw))
         found.append(Arrival(moment, pictures if has_pictures else (), *lengths))
     return found

@@ -10,16 +10,14 @@ from raylens.planning.settings import PlanError
 from raylens.planning.simulation import STAGES, Fleet, Outcome, simulate
 from raylens.planning.utilisation import least_work
 
-SEARCH_ORDER = ("generate", "encode", "preprocess", "ingress", "shared")
-"""The order in which the search reduces replicas: the most expensive stage first."""
+_SEARCH_ORDER = ("generate", "encode", "preprocess", "ingress", "shared")  # the most expensive stage first
 MAX_UTILISATION = 0.8
 WINDOW = (0.2, 0.9)
 """Only requests between these shares of the simulation count."""
 _TOKENS, _LEAST_REQUESTS, _MOST_REQUESTS = 60_000, 400, 1500
 """The tokens of a simulated load, and bounds of its requests."""
 _CELL_REPLICAS = 6
-"""For a larger load, the search simulates a cell: a part of the load that needs about this many replicas of the busiest
-stage."""
+"""Of a larger load, the search simulates a cell, which needs about this many replicas of the busiest stage."""
 _MAX_DOUBLINGS = 6
 _GPU_TRIES, _NEAR_ENOUGH, _A_LITTLE_LESS = 6, 1.03, 0.995
 
@@ -71,8 +69,7 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
     """`cores`: of the machine that all processes share; None: each has its own core. `max_utilisation`: of any stage.
-    `seed`: of the arrivals. `say` gets a line for each simulation. Raises PlanError unless `max_utilisation` is between
-    0 and 1 and `cores` is at least 1."""
+    `seed`: of the arrivals. `say` gets a line for each simulation. Raises PlanError for a value out of range."""
 
     cores: int | None = None
     max_utilisation: float = MAX_UTILISATION
@@ -107,7 +104,7 @@ class PlanSearch:
         if self._options.cores is not None:
             self._check_cores(self._options.cores, least)
         replicas = self._enough(least)
-        for stage in SEARCH_ORDER:
+        for stage in _SEARCH_ORDER:
             replicas = self._reduced(replicas, stage, least[stage])
         return self._plan(replicas, self._outcome(replicas, self._options.cores))
 
@@ -140,8 +137,7 @@ class PlanSearch:
     def _outcome(self, replicas: Mapping[str, int], cores: int | None) -> Outcome:
         key = (*(replicas[stage] for stage in STAGES), cores)
         if key not in self._outcomes:
-            fleet = Fleet(replicas, cores)
-            seed = self._options.seed
+            fleet, seed = Fleet(replicas, cores), self._options.seed
             self._outcomes[key] = simulate(self._costs, fleet, self._arrivals, seed=seed, window=WINDOW)
         return self._outcomes[key]
 
@@ -161,20 +157,15 @@ class PlanSearch:
         replicas = dict(least)
         tried = []
         for _ in range(_MAX_DOUBLINGS):
-            missed = self._misses(replicas)
-            if not missed:
+            if not (missed := self._misses(replicas)):
                 return replicas
             tried.append(missed)
             replicas = {stage: 2 * count for stage, count in replicas.items()}
         # Replicas that share cores slow each other down, so the most are not always the best.
         nearest = min(tried, key=lambda missed: max(value / limit for _, value, limit in missed))
         where = "" if self._options.cores is None else f" on {self._options.cores} cores"
-        raise PlanError(
-            "; ".join(
-                f"{name}: must be at least {value:.4g}, the best that replicas reach{where}, not {limit:.4g}"
-                for name, value, limit in nearest
-            )
-        )
+        problem = "{}: must be at least {:.4g}, the best that replicas reach{}, not {:.4g}"
+        raise PlanError("; ".join(problem.format(name, value, where, limit) for name, value, limit in nearest))
 
     def _reduced(self, replicas: dict[str, int], stage: str, least: int) -> dict[str, int]:
         """Returns the replicas with one stage reduced as far as the SLO allows. A binary search, because more replicas
@@ -182,18 +173,14 @@ class PlanSearch:
         low, high = least, replicas[stage]
         while low < high:
             middle = (low + high) // 2
-            if self._misses({**replicas, stage: middle}):
-                low = middle + 1
-            else:
-                high = middle
+            low, high = (middle + 1, high) if self._misses({**replicas, stage: middle}) else (low, middle)
         return {**replicas, stage: high}
 
     def _plan(self, replicas: Mapping[str, int], outcome: Outcome) -> Plan:
-        reserved = self._costs.reserved
         stages = []
         for stage in STAGES:
             count = self._whole(replicas[stage], self._work[stage])
-            own, utilisation = reserved[stage], self._work[stage] / count
+            own, utilisation = self._costs.reserved(stage), self._work[stage] / count
             busy = outcome.utilisation[stage] * replicas[stage] / self._cell / count
             stages.append(StagePlan(stage, count, count * own.cpus, count * own.gpus, utilisation, busy))
         return Plan(self._load, self._slo, tuple(stages), outcome, self._cell, len(self._outcomes), self._options.cores)
@@ -218,7 +205,7 @@ def plan_for_gpus(
     a GPU, or if `gpus` is too few for a replica of each stage."""
     if gpus < 1:
         raise PlanError(f"gpus: must be at least 1, not {gpus}")
-    if all(own.gpus == 0 for own in costs.reserved.values()):
+    if all(costs.reserved(stage).gpus == 0 for stage in STAGES):
         raise PlanError(
             f"gpus: must be 0 with costs whose stages use none, not {gpus}; --cost generate.reserved.gpus=1 assumes one"
         )

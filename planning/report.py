@@ -52,10 +52,10 @@ def _table(*rows: Sequence[str]) -> str:
 
 
 def _replicas(plan: Plan) -> str:
-    rows = [
-        [name, f"{one.replicas}", f"{one.cpus:g}", f"{one.gpus:g}", f"{one.utilisation:.0%}", f"{one.busy:.0%}"]
-        for name, one in ((stage.name.capitalize(), stage) for stage in plan.stages)
-    ]
+    rows = []
+    for one in plan.stages:
+        shares = [f"{one.utilisation:.0%}", f"{one.busy:.0%}"]
+        rows.append([one.name.capitalize(), str(one.replicas), f"{one.cpus:g}", f"{one.gpus:g}", *shares])
     total = ["all", str(sum(stage.replicas for stage in plan.stages)), f"{plan.cpus:g}", f"{plan.gpus:g}", "", ""]
     return _table(["Stage", "replicas", "CPUs", "GPUs", "of capacity", "busy"], *rows, total)
 
@@ -84,7 +84,7 @@ def _ceilings(limits: Sequence[Ceiling]) -> str:
         for one in limits
     ]
     notes = [f"  {one.name}: {one.basis}. Raised by: {one.grows}." for one in limits]
-    warning = " By this figure the fleet does not run as one cluster." if nearest.utilisation > 1 else ""
+    warning = " The fleet does not fit one cluster." if nearest.utilisation > 1 else ""
     verdict = f"The next ceiling: {nearest.name}, at {nearest.utilisation:.0%} of its limit.{warning}"
     return "\n".join([verdict, _table(["Ceiling", "number", "used of each", "limit", "share"], *rows), *notes])
 
@@ -93,8 +93,8 @@ def _sources(plan: Plan, costs: Costs, assumed: Mapping[str, float]) -> str:
     measured = costs.measured_on
     lines = [f"Costs measured with {costs.model.name} on {measured.processor}, {measured.cpus:g} cores."]
     if plan.cell < 1:
-        lines.append(f"Simulated: {plan.cell:.2%} of the load, with as large a share of the replicas.")
+        lines.append(f"Simulated: {plan.cell:.2%} of the load, on the same share of the replicas.")
     lines += [f"Assumed, not measured: {name} = {value:g} (--cost)." for name, value in assumed.items()]
-    cores = "each thread has a core of its own" if plan.cores is None else f"all stages share {plan.cores} cores"
-    lines.append(f"Assumed: {cores}, and the cache of keys and values has room.")
+    cores = "each thread has its own core" if plan.cores is None else f"all stages share {plan.cores} cores"
+    lines.append(f"Assumed: {cores}, and the KV cache has room.")
     return "\n".join(lines)

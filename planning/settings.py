@@ -1,4 +1,4 @@
-"""Base of a plan's typed files: unknown fields are errors, and errors name field, limit and value."""
+"""Typed files of a plan: unknown fields are errors, and errors name field, limit and value."""
 
 import json
 from collections.abc import Mapping

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
+
 from raylens.planning.answer import Answer, TokenRelay
 from raylens.planning.cores import Machine, Process, event_loop
 from raylens.planning.costs import Costs
@@ -54,15 +56,11 @@ class Outcome:
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """Returns the percentile, with linear interpolation."""
-    ordered = sorted(values)
-    position = (len(ordered) - 1) * percent / 100
-    below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+    return float(np.percentile(values, percent))
 
 
 class _FrontDoor:
-    """An Ingress replica with its proxy."""
+    """A replica of Ingress with its proxy."""
 
     def __init__(self, pipeline: "Pipeline", machine: Machine) -> None:
         costs = pipeline.costs
@@ -80,16 +78,15 @@ class Pipeline:
         self._draw = random.Random(seed)
         self._machine = machine = Machine(self.clock, fleet.cores, costs.background_cores + fleet.background_cores)
         self._client = Process(machine) if fleet.has_client else None
-        self._client_relay = TokenRelay(self._client, costs.client, self._deliver) if self._client else None
+        client_relay = TokenRelay(self._client, costs.client, self._deliver) if self._client else None
+        self.to_client = client_relay.send if client_relay else self._deliver
         self._beside = Process(machine)
         self._doors = [_FrontDoor(self, machine) for _ in range(fleet.number("ingress"))]
         self._shards = [event_loop(machine) for _ in range(fleet.number("shared"))]
         self._preprocess = [PreprocessReplica(machine, costs.preprocess) for _ in range(fleet.number("preprocess"))]
         self._encode = [EncodeReplica(machine, costs.encode, costs.model) for _ in range(fleet.number("encode"))]
-        self._generate = [
-            GenerateReplica(self.clock, machine, costs.generate, self._to_ingresses)
-            for _ in range(fleet.number("generate"))
-        ]
+        generate = partial(GenerateReplica, self.clock, machine, costs.generate, self._to_ingresses)
+        self._generate = [generate() for _ in range(fleet.number("generate"))]
         self._to_preprocess = Router(self._preprocess, self._draw, costs.preprocess.max_ongoing_items)
         self._to_encode = Router(self._encode, self._draw)
         self._to_generate = Router(self._generate, self._draw)
@@ -132,12 +129,6 @@ class Pipeline:
         for relay, own in by_relay.items():
             relay.send(own)
 
-    def to_client(self, tokens: list[Answer]) -> None:
-        if self._client_relay is None:
-            self._deliver(tokens)
-        else:
-            self._client_relay.send(tokens)
-
     def _deliver(self, tokens: list[Answer]) -> None:
         for answer in tokens:
             answer.add_token(self.clock.now)
@@ -163,8 +154,7 @@ def simulate(
     costs: Costs, fleet: Fleet, load: Sequence[Arrival], *, seed: int = 0, window: tuple[float, float] = WHOLE
 ) -> Outcome:
     """Returns the outcome of the requests in `load`, sorted by time. Equal arguments give equal outcomes. `window`:
-    only requests between these shares count, because the first ones meet an empty system, and none follow the last
-    ones."""
+    only requests between these shares count, because the system is empty around the others."""
     pipeline = Pipeline(costs, fleet, seed)
     answers = [pipeline.add(arrival) for arrival in load]
     first = min(int(len(load) * window[0]), len(load) - 1)

@@ -5,13 +5,13 @@ import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from raylens.deployments.routing.replica_choice import Load, least_loaded, two_choices
 from raylens.encoder.scheduler import EncoderScheduler
 from raylens.encoder.schema import EncodeRequest, Segment
 from raylens.llm.block_manager import BlockManager
-from raylens.llm.scheduler import ScheduledChunk, Scheduler
+from raylens.llm.scheduler import Scheduler
 from raylens.llm.sequence import FinishReason
 from raylens.llm.sequence import Sequence as TokenSequence
 from raylens.llm.step_budget import StepBudget
@@ -21,22 +21,25 @@ from raylens.planning.costs import EncodeCosts, GenerateCosts, ModelSizes, Prepr
 from raylens.planning.load import Picture
 from raylens.planning.virtual_time import Action, Begin, Clock, start, until
 
-_NO_LIMIT = sys.maxsize
 _BLOCK_SIZE = sys.maxsize
 """A block fits any sequence, so the KV cache has room for all running sequences."""
 
 
-class _Replica(Protocol):
-    num_ongoing: int
+class Replica:
+    """`loop`: takes calls and passes them on. `num_ongoing`: of calls."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.loop = event_loop(machine)
+        self.num_ongoing = 0
 
 
-ReplicaT = TypeVar("ReplicaT", bound=_Replica)
+ReplicaT = TypeVar("ReplicaT", bound=Replica)
 
 
 class Router(Generic[ReplicaT]):
     """Chooses the less loaded of two random replicas with fewer than `limit` calls."""
 
-    def __init__(self, replicas: Sequence[ReplicaT], draw: random.Random, limit: int = _NO_LIMIT) -> None:
+    def __init__(self, replicas: Sequence[ReplicaT], draw: random.Random, limit: int = sys.maxsize) -> None:
         self._replicas = {str(number): replica for number, replica in enumerate(replicas)}
         self._draw = draw
         self._limit = limit
@@ -60,33 +63,31 @@ class Router(Generic[ReplicaT]):
         return None if chosen is None else self._replicas[chosen]
 
 
-class PreprocessReplica:
+class PreprocessReplica(Replica):
     """Decodes pictures and runs the processor on them, one after the other."""
 
     def __init__(self, machine: Machine, costs: PreprocessCosts) -> None:
+        super().__init__(machine)
         self._costs = costs
-        self.loop = event_loop(machine)
         self.worker = Process(machine, costs.niceness)
-        self.num_ongoing = 0
 
     async def work(self, picture: Picture, on_path_share: float) -> None:
         await self.loop.pass_through(self._costs.work.of_picture(picture), on_path_share)
         await self.worker.compute(self._costs.of_item(picture))
 
 
-class EncodeReplica:
+class EncodeReplica(Replica):
     """Encodes pictures in the batches of `encoder/scheduler.py`."""
 
     def __init__(self, machine: Machine, costs: EncodeCosts, model: ModelSizes) -> None:
+        super().__init__(machine)
         self._costs = costs
         self._model = model
         self._scheduler = EncoderScheduler(costs.max_batch_patches)
         self._actions: dict[str, Action] = {}
         self._num_added = 0
         self._is_running = False
-        self.loop = event_loop(machine)
         self.worker = Process(machine, costs.niceness)
-        self.num_ongoing = 0
 
     async def work(self, picture: Picture, on_path_share: float) -> None:
         await self.loop.pass_through(self._costs.work.of_picture(picture), on_path_share)
@@ -110,14 +111,14 @@ class EncodeReplica:
         self._is_running = False
 
 
-class GenerateReplica:
-    """Computes answers in the steps of `llm/scheduler.py` and `llm/step_budget.py`.
-
-    `engine` is the engine's thread; `loop` takes requests and sends tokens. They share the interpreter."""
+class GenerateReplica(Replica):
+    """Computes answers in the steps of `llm/scheduler.py` and `llm/step_budget.py`. `engine`: the engine's thread. It
+    shares the interpreter with `loop`."""
 
     def __init__(
         self, clock: Clock, machine: Machine, costs: GenerateCosts, pass_on: Callable[[list[Answer]], None]
     ) -> None:
+        super().__init__(machine)
         self._clock = clock
         self._costs = costs
         self._blocks = BlockManager(costs.max_num_seqs, _BLOCK_SIZE)
@@ -130,10 +131,9 @@ class GenerateReplica:
         )
         self._running: dict[TokenSequence, tuple[Answer, Action]] = {}
         self._is_running = False
-        self.loop = event_loop(machine)
         self.engine = Process(machine)
         self._relay = TokenRelay(self.loop, costs.work, pass_on)
-        self.num_ongoing = self.num_steps = 0
+        self.num_steps = 0
         self.step_seconds = 0.0
 
     async def work(self, answer: Answer, prompt_tokens: int, on_path_share: float) -> None:
@@ -154,7 +154,9 @@ class GenerateReplica:
             started, num_decodes = self._clock.now, self.scheduler.num_decodes
             await self._compute(num_decodes, sum([chunk.num_tokens for chunk in chunks]) - num_decodes)
             self.scheduler.note_step(chunks, num_decodes, self._clock.now - started)
-            if tokens := [self._sampled(chunk) for chunk in chunks if self._note_computed(chunk)]:
+            for chunk in chunks:
+                self._blocks.note_computed(chunk.sequence, chunk.end)
+            if tokens := [self._sampled(chunk.sequence) for chunk in chunks if chunk.samples]:
                 self._relay.send(tokens)
             if self._costs.wait_per_step:
                 await until(partial(self._clock.after, self._costs.wait_per_step))
@@ -169,14 +171,8 @@ class GenerateReplica:
             await self.loop.compute(locked)
         await self.engine.compute(seconds - locked)
 
-    def _note_computed(self, chunk: ScheduledChunk) -> bool:
-        """Returns whether the chunk samples a token."""
-        self._blocks.note_computed(chunk.sequence, chunk.end)
-        return chunk.samples
-
-    def _sampled(self, chunk: ScheduledChunk) -> Answer:
-        """Appends a token to the chunk's sequence, ends the sequence after its last token, and returns its answer."""
-        sequence = chunk.sequence
+    def _sampled(self, sequence: TokenSequence) -> Answer:
+        """Appends a token to the sequence, ends it after its last token, and returns its answer."""
         sequence.append_token(0)
         answer, then = self._running[sequence]
         if sequence.num_tokens == sequence.max_num_tokens:

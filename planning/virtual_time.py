@@ -46,19 +46,17 @@ def start(coroutine: Coroutine[Begin, None, None]) -> None:
 
 async def together(coroutines: Iterable[Coroutine[Begin, None, None]]) -> None:
     """Starts all coroutines and returns when the last one has ended."""
-    waiting = list(coroutines)
-    num_running = len(waiting)
+    running = list(coroutines)
 
     def begin(then: Action) -> None:
         async def run(coroutine: Coroutine[Begin, None, None]) -> None:
-            nonlocal num_running
             await coroutine
-            num_running -= 1
-            if num_running == 0:
+            running.remove(coroutine)
+            if not running:
                 then()
 
-        for coroutine in waiting:
+        for coroutine in list(running):
             start(run(coroutine))
 
-    if waiting:
+    if running:
         await until(begin)

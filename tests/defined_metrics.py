@@ -25,10 +25,10 @@ def defined() -> dict[str, Instrument[Any]]:
 
 
 def _instruments_in(owner: object) -> Iterator[Instrument[Any]]:
-    for value in vars(owner).values():
+    for value in owner.values() if isinstance(owner, dict) else vars(owner).values():
         if isinstance(value, Instrument):
             yield value
-        elif type(value).__module__ == definitions.__name__:
+        elif isinstance(value, dict) or type(value).__module__ == definitions.__name__:
             yield from _instruments_in(value)
 
 

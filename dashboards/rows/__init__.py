@@ -1,22 +1,10 @@
 """The rows of the dashboard, from top to bottom."""
 
-from dashboards.rows.caches import CACHES, SHARED
-from dashboards.rows.cluster import ERRORS, OBJECT_STORE, REPLICAS
-from dashboards.rows.overview import OBJECTIVES, REQUESTS, WATERFALL
-from dashboards.rows.stages import ENCODE, GENERATE, INGRESS, KV_CACHE, PREPROCESS
+from dashboards.rows import caches, cluster, overview, stages
 
 ROWS = (
-    OBJECTIVES,
-    WATERFALL,
-    REQUESTS,
-    INGRESS,
-    SHARED,
-    PREPROCESS,
-    ENCODE,
-    GENERATE,
-    CACHES,
-    KV_CACHE,
-    OBJECT_STORE,
-    REPLICAS,
-    ERRORS,
+    *(overview.OBJECTIVES, overview.WATERFALL, overview.REQUESTS),
+    *(stages.INGRESS, caches.SHARED, stages.PREPROCESS, stages.ENCODE, stages.GENERATE),
+    *(caches.CACHES, stages.KV_CACHE),
+    *(cluster.OBJECT_STORE, cluster.REPLICAS, cluster.ERRORS),
 )

@@ -5,6 +5,7 @@ A metric with the same meaning as one of vLLM's has the same name, so dashboards
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -25,17 +26,17 @@ ADMISSION_REASONS = ("bytes", "pixels", "queue", "queue_of_key", "queue_seconds"
 RESOURCES = ("requests", "bytes", "pixels", "tokens")
 EDGES = ("preprocess_encode", "encode_generate")
 STEP_PARTS = ("schedule", "model", "sample", "other")
-_ENGINE_COUNTS = (
-    "num_preemptions",
-    "num_prefix_queries",
-    "num_prefix_hits",
-    "num_steps",
-    "num_prefill_tokens",
-    "num_decoded_sequences",
-    "num_draft_tokens",
-    "num_accepted_tokens",
-)
-"""Counters of GenerateMetrics with the names of the engine's own counts."""
+_ENGINE_COUNTS = {
+    "num_preemptions": ("sequences", "num_preemptions", "Sequences preempted and recomputed"),
+    "num_prefix_queries": ("tokens", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache"),
+    "num_prefix_hits": ("tokens", "prefix_cache_hits", "Prompt tokens found in the prefix cache"),
+    "num_steps": ("steps", "engine_steps", "Steps of the engine"),
+    "num_prefill_tokens": ("tokens", "engine_prefill_tokens", "Prompt tokens computed in steps"),
+    "num_decoded_sequences": ("sequences", "engine_decoded_sequences", "Sequences that decoded in steps"),
+    "num_draft_tokens": ("tokens", "spec_decode_num_draft_tokens", "Tokens guessed by prompt lookup"),
+    "num_accepted_tokens": ("tokens", "spec_decode_num_accepted_tokens", "Tokens guessed right by prompt lookup"),
+}
+"""Unit, name and description of the counter for each of the engine's own counts."""
 MAX_API_KEYS = 100
 """Keys with their own series. All others share OTHER_KEYS, which is no valid key name."""
 OTHER_KEYS = "(others)"
@@ -46,12 +47,16 @@ _STAGE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 _TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000)
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 
+_requests, _tokens, _items, _bytes = (partial(Counter, unit) for unit in ("requests", "tokens", "items", "bytes"))
+_latency, _token_latency = (partial(Histogram, "s", one) for one in (_LATENCY_BUCKETS, _TOKEN_LATENCY_BUCKETS))
+_token_histogram = partial(Histogram, "tokens", _TOKEN_BUCKETS)
+
 
 class ReplicaMetrics:
     def __init__(self) -> None:
-        self.starts = Counter("replica_starts", "replicas", "Replicas started")
-        self.start_time = Gauge("replica_start_time_seconds", "s since 1970", "When the replica was started")
-        self.build_info = Gauge("build_info", "1", "The software that the replica runs", "version", "ray_version")
+        self.starts = Counter("replicas", "replica_starts", "Replicas started")
+        self.start_time = Gauge("s since 1970", "replica_start_time_seconds", "Start time of the replica")
+        self.build_info = Gauge("1", "build_info", "Software versions of the replica", "version", "ray_version")
 
     def report_start(self) -> None:
         self.starts.inc()
@@ -63,72 +68,35 @@ class RequestTimes:
     """Durations of whole requests and of their parts."""
 
     def __init__(self, models: Sequence[str]) -> None:
-        self.time_to_first_token = Histogram(
-            "time_to_first_token_seconds",
-            "s",
-            "From arrival to the first token",
-            _LATENCY_BUCKETS,
-            model=models,
-            modality=MODALITIES[:2],
-            cached=("yes", "no"),
+        model: dict[str, Sequence[str]] = {"model": models}
+        modality = {**model, "modality": MODALITIES[:2]}
+        cached = {**modality, "cached": ("yes", "no")}
+        self.time_to_first_token = _latency("time_to_first_token_seconds", "From arrival to the first token", **cached)
+        self.inter_token_latency = _token_latency(
+            "inter_token_latency_seconds", "Each gap between two tokens", **modality
         )
-        self.inter_token_latency = Histogram(
-            "inter_token_latency_seconds",
-            "s",
-            "Each gap between two tokens",
-            _TOKEN_LATENCY_BUCKETS,
-            model=models,
-            modality=MODALITIES[:2],
+        self.time_per_output_token = _token_latency(
+            "request_time_per_output_token_seconds", "A request's mean gap between tokens", **model
         )
-        self.time_per_output_token = Histogram(
-            "request_time_per_output_token_seconds",
-            "s",
-            "A request's mean gap between tokens",
-            _TOKEN_LATENCY_BUCKETS,
-            model=models,
-        )
-        self.e2e_latency = Histogram(
-            "e2e_request_latency_seconds",
-            "s",
-            "From arrival to the last token",
-            _LATENCY_BUCKETS,
-            model=models,
-            modality=MODALITIES[:2],
-            cached=("yes", "no"),
-        )
-        self.queue_time = Histogram(
-            "request_queue_time_seconds", "s", "Waiting in the engine", _LATENCY_BUCKETS, model=models
-        )
-        self.prefill_time = Histogram(
-            "request_prefill_time_seconds",
-            "s",
-            "From the first schedule to the first token",
-            _LATENCY_BUCKETS,
-            model=models,
-        )
-        self.decode_time = Histogram(
-            "request_decode_time_seconds", "s", "From the first token to the last", _LATENCY_BUCKETS, model=models
-        )
-        self.stage_seconds = Histogram(
-            "request_stage_seconds", "s", "The stage waterfall", _STAGE_BUCKETS, stage=WATERFALL
-        )
+        self.e2e_latency = _latency("e2e_request_latency_seconds", "From arrival to the last token", **cached)
+        self.queue_time = _latency("request_queue_time_seconds", "Waiting time in the engine", **model)
+        self.prefill_time = _latency("request_prefill_time_seconds", "From the first step to the first token", **model)
+        self.decode_time = _latency("request_decode_time_seconds", "From the first token to the last", **model)
+        stages = {"stage": WATERFALL}
+        self.stage_seconds = Histogram("s", _STAGE_BUCKETS, "request_stage_seconds", "The stage waterfall", **stages)
 
 
 class ApiKeyUse:
     def __init__(self, api_keys: Sequence[str]) -> None:
-        api_keys = api_keys[:MAX_API_KEYS]
-        self._named = set(api_keys)
-        self.requests = Counter("api_key_requests", "requests", "Requests of an API key", api_key=api_keys)
-        self.prompt_tokens = Counter(
-            "api_key_prompt_tokens", "tokens", "Prompt tokens of an API key's requests", api_key=api_keys
-        )
-        self.generation_tokens = Counter(
-            "api_key_generation_tokens", "tokens", "Tokens generated for an API key", api_key=api_keys
-        )
+        names = api_keys[:MAX_API_KEYS]
+        self._named = set(names)
+        self.requests = _requests("api_key_requests", "Requests by API key", api_key=names)
+        self.prompt_tokens = _tokens("api_key_prompt_tokens", "Prompt tokens by API key", api_key=names)
+        self.generation_tokens = _tokens("api_key_generation_tokens", "Generated tokens by API key", api_key=names)
 
     def label(self, api_key: str) -> str:
         """Returns the label of an API key: its name, or OTHER_KEYS once MAX_API_KEYS keys have series."""
-        if api_key not in self._named and len(self._named) < MAX_API_KEYS:
+        if len(self._named) < MAX_API_KEYS:
             self._named.add(api_key)
         return api_key if api_key in self._named else OTHER_KEYS
 
@@ -137,21 +105,14 @@ class EndpointState:
     """The endpoint's queues, admission budgets, and view of the stages."""
 
     def __init__(self) -> None:
-        self.open_http_requests = Gauge("open_http_requests", "requests", "Requests that are not answered yet")
-        self.admission_waiting = Gauge("admission_waiting_requests", "requests", "Requests that wait for room")
-        self.admission_used = Gauge(
-            "admission_used", "of the resource", "What requests of this replica take of the budget", "resource"
-        )
-        self.admission_limit = Gauge(
-            "admission_limit", "of the resource", "The budget that the replicas divide", "resource"
-        )
-        self.stage_ready = Gauge("stage_ready", "1 or 0", "Whether a stage is ready", "model", "stage")
+        self.open_http_requests = Gauge("requests", "open_http_requests", "Unanswered requests and open streams")
+        self.admission_waiting = Gauge("requests", "admission_waiting_requests", "Requests that wait for room")
+        unit = "of the resource"
+        self.admission_used = Gauge(unit, "admission_used", "Budget in use by this replica's requests", "resource")
+        self.admission_limit = Gauge(unit, "admission_limit", "Budget of all replicas together", "resource")
+        self.stage_ready = Gauge("1 or 0", "stage_ready", "1 if the stage is ready", "model", "stage")
         self.stage_heartbeat_age = Gauge(
-            "stage_heartbeat_age_seconds",
-            "s",
-            "Time since a sign of life of a stage",
-            "model",
-            "stage",
+            "s", "stage_heartbeat_age_seconds", "Time since the stage's last heartbeat", "model", "stage"
         )
 
     def report_load(self, num_open: float, num_waiting: int) -> None:
@@ -175,55 +136,40 @@ class IngressMetrics:
     """The metrics of the ingress: counts and durations of whole requests, and the endpoint's state."""
 
     def __init__(
-        self,
-        models: Sequence[str] = (),
-        errors: Sequence[tuple[str, str]] = (),
-        api_keys: Sequence[str] = (),
+        self, models: Sequence[str] = (), errors: Sequence[tuple[str, str]] = (), api_keys: Sequence[str] = ()
     ) -> None:
         """`models`: names of the served models. `errors`: (stage, code) of possible errors. `api_keys`: names of the
         existing keys."""
         self.times = RequestTimes(models)
         self.api_keys = ApiKeyUse(api_keys)
         self.state = EndpointState()
-        self.prompt_tokens = Counter(
-            "prompt_tokens", "tokens", "Prompt tokens of requests that reached their first token", model=models
+        self.prompt_tokens = _tokens("prompt_tokens", "Prompt tokens, counted with the first token", model=models)
+        self.prompt_tokens_cached = _tokens(
+            "prompt_tokens_cached", "Prompt tokens found in the prefix cache", model=models
         )
-        self.prompt_tokens_cached = Counter(
-            "prompt_tokens_cached", "tokens", "Of these, those found in the prefix cache", model=models
+        self.generation_tokens = _tokens("generation_tokens", "Generated tokens, counted when sent", model=models)
+        reasons = ("stop", "length", "abort")
+        self.request_success = _requests(
+            "request_success", "Ended requests; abort: the client left", model=models, finished_reason=reasons
         )
-        self.generation_tokens = Counter(
-            "generation_tokens", "tokens", "Tokens generated, counted as they are sent", model=models
+        self.requests_within_slo = _requests(
+            "requests_within_slo", "Ended requests within the SLO of the settings", model=models
         )
-        self.request_success = Counter(
-            "request_success",
-            "requests",
-            "Requests ended; abort: the client left",
-            model=models,
-            finished_reason=("stop", "length", "abort"),
-        )
-        self.requests_within_slo = Counter(
-            "requests_within_slo", "requests", "Of these, those that were as fast as the settings ask for", model=models
-        )
-        self.request_errors = Counter("request_errors", "requests", "Requests ended by an error", stage=(), code=())
+        self.request_errors = _requests("request_errors", "Failed requests", stage=(), code=())
         for stage, code in errors:
             self.request_errors.of(stage=stage, code=code)
-        self.admission_rejections = Counter(
-            "admission_rejections",
-            "requests",
-            "Requests refused for want of room, by what there was none of",
-            reason=ADMISSION_REASONS,
+        self.admission_rejections = _requests(
+            "admission_rejections", "Refused requests, by the exhausted resource", reason=ADMISSION_REASONS
         )
         self.items_recomputed = _items_recomputed()
-        self.request_prompt_tokens = Histogram(
-            "request_prompt_tokens", "tokens", "Prompt tokens of a request", _TOKEN_BUCKETS, model=models
+        self.request_prompt_tokens = _token_histogram(
+            "request_prompt_tokens", "Prompt tokens of a request", model=models
         )
-        self.request_generation_tokens = Histogram(
-            "request_generation_tokens", "tokens", "Tokens generated for a request", _TOKEN_BUCKETS, model=models
+        self.request_generation_tokens = _token_histogram(
+            "request_generation_tokens", "Generated tokens of a request", model=models
         )
-        self.mm_items = Counter(
-            "mm_items", "items", "Media items of requests with a first token", modality=ITEM_MODALITIES
-        )
-        self.mm_media_download_bytes = Counter("mm_media_download_bytes", "bytes", "Bytes of media fetched from URLs")
+        self.mm_items = _items("mm_items", "Media items, counted with the first token", modality=ITEM_MODALITIES)
+        self.mm_media_download_bytes = _bytes("mm_media_download_bytes", "Media fetched from URLs")
 
     def count_error(self, stage: str, code: str) -> None:
         self.request_errors.inc(stage=stage, code=code)
@@ -237,18 +183,24 @@ class ItemMetrics:
 
     def __init__(self) -> None:
         self.items_recomputed = _items_recomputed()
-        self.object_store_transfer_bytes = Counter(
-            "object_store_transfer_bytes", "bytes", "Bytes handed from stage to stage by reference", edge=EDGES
+        self.object_store_transfer_bytes = _bytes(
+            "object_store_transfer_bytes", "Tensors passed between stages by reference", edge=EDGES
         )
         self.mm_cache = CacheMetrics("mm_cache")
         self.encoder_cache = CacheMetrics("encoder_cache")
-        self.items_in_progress = Gauge("items_in_progress", "items", "Items that the stages are making")
-        self.uploads_files = Gauge("uploads_files", "files", "Uploaded files kept")
-        self.uploads_bytes = Gauge("uploads_bytes", "bytes", "Size of the uploaded files")
+        self.items_in_progress = Gauge("items", "items_in_progress", "Items in Preprocess or Encode")
+        self.uploads_files = Gauge("files", "uploads_files", "Uploaded files kept")
+        self.uploads_bytes = Gauge("bytes", "uploads_bytes", "Size of the uploaded files")
 
 
 def _items_recomputed() -> Counter:
-    return Counter("items_recomputed", "calls", "Work done again elsewhere", stage=STAGES, reason=("ActorDiedError",))
+    return Counter(
+        "calls",
+        "items_recomputed",
+        "Calls repeated after a lost replica or lost data",
+        stage=STAGES,
+        reason=("ActorDiedError",),
+    )
 
 
 class CacheMetrics:
@@ -256,11 +208,11 @@ class CacheMetrics:
 
     def __init__(self, name: str) -> None:
         modality = ITEM_MODALITIES
-        self.queries = Counter(f"{name}_queries", "items", "Items asked for", modality=modality)
-        self.hits = Counter(f"{name}_hits", "items", "Items found", modality=modality)
-        self.evictions = Counter(f"{name}_evictions", "items", "Items dropped to make room", modality=modality)
-        self.num_bytes = Gauge(f"{name}_bytes", "bytes", "Size of the items held")
-        self.capacity_bytes = Gauge(f"{name}_capacity_bytes", "bytes", "Size of the items held at most")
+        self.queries = _items(f"{name}_queries", "Items looked up", modality=modality)
+        self.hits = _items(f"{name}_hits", "Items found", modality=modality)
+        self.evictions = _items(f"{name}_evictions", "Items evicted to make room", modality=modality)
+        self.num_bytes = Gauge("bytes", f"{name}_bytes", "Size of the cached items")
+        self.capacity_bytes = Gauge("bytes", f"{name}_capacity_bytes", "Limit of this size")
 
     def count_query(self, modality: str, *, is_hit: bool) -> None:
         self.queries.inc(modality=modality)
@@ -277,10 +229,10 @@ class CacheMetrics:
 
 class PreprocessMetrics:
     def __init__(self) -> None:
-        self.pending_pixels = Gauge("preprocess_pending_pixels", "pixels", "Pixels of items not answered yet")
-        self.waiting_items = Gauge("preprocess_waiting_items", "items", "Items that wait for the processor")
-        self.items_total = Counter(
-            "preprocess_items_total", "items", "Items processed", modality=ITEM_MODALITIES, status=("ok", "error")
+        self.pending_pixels = Gauge("pixels", "preprocess_pending_pixels", "Pixels in work or waiting")
+        self.waiting_items = Gauge("items", "preprocess_waiting_items", "Items that wait for the processor")
+        self.items_total = _items(
+            "preprocess_items_total", "Items processed", modality=ITEM_MODALITIES, status=("ok", "error")
         )
 
 
@@ -289,7 +241,7 @@ class RemoteBytes:
 
     def __init__(self, edge: str) -> None:
         self._edge = edge
-        self._counter = Counter("node_transfer_bytes", "bytes", "Bytes that came from another node", edge=(edge,))
+        self._counter = _bytes("node_transfer_bytes", "Tensors received from another node", edge=(edge,))
 
     def inc(self, num_bytes: int) -> None:
         self._counter.inc(num_bytes, edge=self._edge)
@@ -297,34 +249,22 @@ class RemoteBytes:
 
 class EncodeMetrics:
     def __init__(self) -> None:
-        self.batch_size = Histogram("encoder_batch_size", "items", "Batch size as each item saw it", _BATCH_BUCKETS)
-        self.items_total = Counter(
-            "encoder_items_total",
-            "items",
-            "Items encoded",
-            modality=ITEM_MODALITIES,
-            status=("ok", "error", "aborted"),
-        )
-        self.waiting_items = Gauge("encoder_waiting_items", "items", "Items that wait for a batch")
-        self.waiting_patches = Gauge("encoder_waiting_patches", "patches", "Patches of these items")
+        self.batch_size = Histogram("items", _BATCH_BUCKETS, "encoder_batch_size", "Size of each item's batch")
+        status = ("ok", "error", "aborted")
+        self.items_total = _items("encoder_items_total", "Items encoded", modality=ITEM_MODALITIES, status=status)
+        self.waiting_items = Gauge("items", "encoder_waiting_items", "Items that wait for a batch")
+        self.waiting_patches = Gauge("patches", "encoder_waiting_patches", "Patches that wait for a batch")
         self.remote_bytes = RemoteBytes("preprocess_encode")
 
 
 class GenerateMetrics:
     def __init__(self) -> None:
-        self.num_running = Gauge("num_requests_running", "sequences", "Sequences in the running batch")
-        self.num_waiting = Gauge("num_requests_waiting", "sequences", "Sequences waiting for a place in it")
-        self.num_lacking_tokens = Gauge("waiting_prompt_tokens", "tokens", "Prompt tokens still to be computed")
-        self.kv_cache_usage = Gauge("kv_cache_usage_perc", "0 to 1", "Share of the KV cache in use")
-        self.num_preemptions = Counter("num_preemptions", "sequences", "Sequences preempted and computed again")
-        self.num_prefix_queries = Counter("prefix_cache_queries", "tokens", "Prompt tokens looked up")
-        self.num_prefix_hits = Counter("prefix_cache_hits", "tokens", "Of these, those found")
-        self.num_steps = Counter("engine_steps", "steps", "Steps of the engine")
-        self.step_seconds = Counter("engine_step_seconds", "s", "Time that parts of steps took", part=STEP_PARTS)
-        self.num_prefill_tokens = Counter("engine_prefill_tokens", "tokens", "Prompt tokens computed in steps")
-        self.num_decoded_sequences = Counter("engine_decoded_sequences", "sequences", "Sequences that decoded in steps")
-        self.num_draft_tokens = Counter("spec_decode_num_draft_tokens", "tokens", "Tokens guessed by prompt lookup")
-        self.num_accepted_tokens = Counter("spec_decode_num_accepted_tokens", "tokens", "Of these, those right")
+        self.num_running = Gauge("sequences", "num_requests_running", "Sequences in the running batch")
+        self.num_waiting = Gauge("sequences", "num_requests_waiting", "Sequences that wait for a place in the batch")
+        self.num_lacking_tokens = Gauge("tokens", "waiting_prompt_tokens", "Prompt tokens to compute")
+        self.kv_cache_usage = Gauge("0 to 1", "kv_cache_usage_perc", "Share of the KV cache in use")
+        self.counts = {name: Counter(*definition) for name, definition in _ENGINE_COUNTS.items()}
+        self.step_seconds = Counter("s", "engine_step_seconds", "Time of the parts of steps", part=STEP_PARTS)
         self.remote_bytes = RemoteBytes("encode_generate")
         self._reported: EngineStats | None = None
 
@@ -335,7 +275,7 @@ class GenerateMetrics:
         self.num_lacking_tokens.set(stats.num_lacking_tokens)
         self.kv_cache_usage.set(stats.kv_cache_usage)
         before, self._reported = self._reported, stats
-        for name in _ENGINE_COUNTS:
-            getattr(self, name).inc(getattr(stats, name) - (0 if before is None else getattr(before, name)))
+        for name, counter in self.counts.items():
+            counter.inc(getattr(stats, name) - (0 if before is None else getattr(before, name)))
         for part, seconds in stats.step_seconds.items():
             self.step_seconds.inc(seconds - (0 if before is None else before.step_seconds[part]), part=part)

@@ -2,9 +2,9 @@
 
     python exporter.py FOLDER HOST PORT
 
-It reads the files that replicas write through `deployments/metrics/recording.py`. It ends when its standard input
-closes, together with its parent replica. It imports nothing of the application, to save memory. If PORT is 0 or taken,
-it uses a free port. FOLDER/exporter.address holds the address."""
+It reads the files that replicas write through `deployments/metrics/recording.py`, and ends when its standard input
+closes, with its parent replica. It imports nothing of the application, to save memory. If PORT is 0 or taken, it uses a
+free port. FOLDER/exporter.address holds the address."""
 
 import fcntl
 import json
@@ -127,8 +127,7 @@ def _is_held(lock: Path) -> bool:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """One thread per connection. Beyond the limit, a new connection closes the oldest: everybody who reaches the port
-    may connect, and long-lived connections are mostly idle."""
+    """One thread per connection. Beyond the limit, a new connection closes the oldest, which is likely idle."""
 
     daemon_threads = True
     request_queue_size = 128

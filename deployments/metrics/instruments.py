@@ -1,10 +1,8 @@
 """Counters, gauges and histograms with the labels of the recording process.
 
 They wrap prometheus_client's. In a replica, `deployments/metrics/recording.py` makes prometheus_client keep the values
-in files of the node, so counts survive the process. Elsewhere, values stay in memory.
-
-All replicas of a deployment on one node share their counter and histogram series: a dead replica leaves no stale
-series, and no count decreases. Each replica has its own gauges, which end with it."""
+in files of the node, so counts survive the process. All replicas of a deployment on one node share their counters and
+histograms: a dead replica leaves no stale series, and no count decreases. Gauges end with their replica."""
 
 from bisect import bisect_left
 from collections import Counter as Tally
@@ -28,7 +26,7 @@ class Instrument(Generic[MetricT]):
     kind: ClassVar[str]
     process_labels: ClassVar[tuple[str, ...]] = ("application", "deployment")
 
-    def __init__(self, name: str, unit: str, description: str, *tags: str) -> None:
+    def __init__(self, unit: str, name: str, description: str, *tags: str) -> None:
         self.name = name
         self.unit = unit
         self.description = description
@@ -56,8 +54,8 @@ class Cumulative(Instrument[MetricT]):
     """A metric that only grows. Each keyword argument is a tag with its known values. Their series start at 0, because
     Prometheus misses the first count of a series that starts with it."""
 
-    def __init__(self, name: str, unit: str, description: str, **tags: Sequence[str]) -> None:
-        super().__init__(name, unit, description, *tags)
+    def __init__(self, unit: str, name: str, description: str, **tags: Sequence[str]) -> None:
+        super().__init__(unit, name, description, *tags)
         for values in product(*tags.values()):
             self._with(values)
 
@@ -100,9 +98,9 @@ class Histogram(Cumulative[HistogramSeries]):
 
     kind = "histogram"
 
-    def __init__(self, name: str, unit: str, description: str, buckets: Sequence[float], **tags: Sequence[str]) -> None:
+    def __init__(self, unit: str, buckets: Sequence[float], name: str, description: str, **tags: Sequence[str]) -> None:
         self.buckets = buckets
-        super().__init__(name, unit, description, **tags)
+        super().__init__(unit, name, description, **tags)
 
     def _make(self, labels: Sequence[str]) -> HistogramSeries:
         return HistogramSeries(PREFIX + self.name, self.description, labels, buckets=self.buckets, registry=None)

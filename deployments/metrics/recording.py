@@ -1,11 +1,9 @@
 """Records this process's metrics in files of a folder that all replicas on a node share.
 
-prometheus_client maps the files into memory (its multiprocess mode), so recording takes about a microsecond, and a
-replica's counts survive any kind of death. Each replica also holds a file lock until it ends, so the node's exporter
-knows the live replicas (`deployments/metrics/exporter.py`).
-
-One replica of each node runs the exporter. When that replica ends, the exporter ends, too, and another replica takes
-over."""
+prometheus_client maps the files into memory (its multiprocess mode), so recording takes about a microsecond, and counts
+survive any death of a replica. Each replica holds a file lock until it ends, so the node's exporter knows the live ones
+(`deployments/metrics/exporter.py`). One replica of each node runs the exporter, which ends with it; then another one
+takes over."""
 
 import fcntl
 import logging
@@ -90,9 +88,8 @@ def _keep_exporter(folder: Path, host: str, port: int) -> None:
     environment = {name: value for name, value in os.environ.items() if name != _FILES_VARIABLE}
     command = [sys.executable, "-P", str(_EXPORTER), str(folder), host, str(port)]
     while True:
-        with subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE
-        ) as exporter:  # ends when this pipe closes
+        # The exporter ends when the pipe closes.
+        with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as exporter:
             status = exporter.wait()
         time.sleep(_PAUSE_SECONDS)  # when the node stops, this process may end only now
-        logger.warning("the exporter of this node's metrics ended with status %d, starting it again", status)
+        logger.warning("the metrics exporter of this node ended with status %d; restarting it", status)

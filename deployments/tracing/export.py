@@ -13,21 +13,18 @@ from raylens.deployments.tracing.spans import Spans
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.sampling import Sampler
 
 _DEFAULT_SAMPLE_RATIO = 0.1
 """Keeps the cost below 2 % of the throughput. Tracing every request costs 6 %."""
 _ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-_SAMPLER_VARIABLE = "OTEL_TRACES_SAMPLER"
 _EXPORTER_LOGGER = "opentelemetry.exporter.otlp.proto.grpc.exporter"
 _SELDOM_SECONDS = 60.0
 _FLUSH_SECONDS = 2.0
 
 
 def spans_of(config: TracingConfig, process: str) -> Spans:
-    """Returns this process's Spans. `process`: its name. Raises RuntimeError if tracing is configured but
-    impossible."""
+    """Returns the Spans of `process`. Raises RuntimeError if tracing is configured but impossible."""
     if not is_configured(config):
         return Spans()
     protocol = next((os.environ[name] for name in _PROTOCOL_VARIABLES if os.environ.get(name)), "grpc")
@@ -37,6 +34,7 @@ def spans_of(config: TracingConfig, process: str) -> Spans:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
     own = {
         "service.name": os.environ.get("OTEL_SERVICE_NAME", "raylens"),
@@ -44,7 +42,11 @@ def spans_of(config: TracingConfig, process: str) -> Spans:
         "raylens.deployment": process.partition("#")[0],
         "host.name": socket.gethostname(),
     }
-    provider = TracerProvider(sampler=_sampler(config), resource=Resource.create(own), shutdown_on_exit=False)
+    ratio = config.sample_ratio
+    if ratio is None and not os.environ.get("OTEL_TRACES_SAMPLER"):
+        ratio = _DEFAULT_SAMPLE_RATIO
+    sampler = None if ratio is None else ParentBasedTraceIdRatio(ratio)  # None: OpenTelemetry's variables decide
+    provider = TracerProvider(sampler=sampler, resource=Resource.create(own), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=config.endpoint)))
     logging.getLogger(_EXPORTER_LOGGER).addFilter(_Seldom())
     return Spans(provider, partial(_flush, provider))
@@ -71,12 +73,3 @@ class _Seldom(logging.Filter):
 
 def is_configured(config: TracingConfig) -> bool:
     return config.endpoint is not None or any(os.environ.get(name) for name in _ENDPOINT_VARIABLES)
-
-
-def _sampler(config: TracingConfig) -> "Sampler | None":
-    """Returns None to let OpenTelemetry's own variables decide."""
-    from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
-
-    if config.sample_ratio is None and os.environ.get(_SAMPLER_VARIABLE):
-        return None
-    return ParentBasedTraceIdRatio(_DEFAULT_SAMPLE_RATIO if config.sample_ratio is None else config.sample_ratio)

@@ -1,7 +1,7 @@
 """The spans of this process, made by OpenTelemetry's SDK. Nothing is recorded without a configured collector.
 
-Stages measure their times anyway (`StageTime`). Their spans are created from these figures afterwards, so both agree,
-and tracing adds no work inside a stage. Only a span with children starts before its work."""
+Spans of stages are created afterwards from the measured times (`StageTime`), so both agree, and tracing adds no work
+inside a stage. Only a span with children starts before its work."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +21,6 @@ from raylens.preprocess.schema import StageTime
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 Attribute = str | bool | int | float | Sequence[str]
-_SCOPE = "raylens"
 _NANOSECONDS = 10**9
 _W3C = TraceContextTextMapPropagator()
 _MOST_CHARS = 512
@@ -76,7 +75,7 @@ class Spans:
     def __init__(self, provider: TracerProvider | None = None, flush: Callable[[], object] = lambda: None) -> None:
         self._is_on = provider is not None
         off = TracerProvider(sampler=ALWAYS_OFF, resource=Resource.get_empty(), shutdown_on_exit=False)
-        self._tracer = (provider or off).get_tracer(_SCOPE)
+        self._tracer = (provider or off).get_tracer("raylens")
         self.flush = flush
 
     @contextmanager
@@ -114,7 +113,11 @@ class Spans:
     ) -> None:
         """Creates a span for each of the `times`, as a child of the context's span. With `--log-level debug`, also logs
         the times."""
-        _log(context, times)
+        if logger.isEnabledFor(logging.DEBUG):
+            with in_request(context):
+                for one in times:
+                    fields = {"stage": one.stage, "seconds": one.seconds}
+                    logger.debug("%s took %.6f s", one.stage, one.seconds, extra={FIELDS: fields})
         if not (times and self._is_on and context.is_sampled):
             return
         parent = _parent(context)
@@ -149,12 +152,3 @@ def _encodable_value(value: Attribute) -> Attribute:
 def _text(text: str) -> str:
     """Returns text that a message can carry: an error may quote half a surrogate pair from a client."""
     return text if text.isascii() else text.encode(errors="replace").decode()
-
-
-def _log(context: RequestContext, times: Sequence[StageTime]) -> None:
-    if not logger.isEnabledFor(logging.DEBUG):
-        return
-    with in_request(context):
-        for one in times:
-            fields = {"stage": one.stage, "seconds": one.seconds}
-            logger.debug("%s took %.6f s", one.stage, one.seconds, extra={FIELDS: fields})

@@ -1,9 +1,8 @@
 """Carries answers from Generate to the calling ingress: one connection for the pieces of all streams.
 
-The ingress listens and sends its address with each Generate call. A replica connects at the first call. After each
-engine step it sends one message with all of the step's output. One Ray call per piece would cost as much CPU time as
-the model. `deployments/pipeline/piece_receiver.py` is the receiving end.
-"""
+The ingress listens and sends its address with each Generate call. A replica connects at the first call, and sends one
+message after each engine step. One Ray call per piece would cost as much CPU time as the model.
+`deployments/pipeline/piece_receiver.py` is the receiving end."""
 
 import asyncio
 from dataclasses import dataclass
@@ -87,8 +86,7 @@ class PieceConnection:
             writer.close()
 
     async def _notice_end(self, reader: asyncio.StreamReader) -> None:
-        """Raises ConnectionError when the ingress closes the connection. The ingress never sends data."""
-        await reader.read()
+        await reader.read()  # the ingress never sends data
         raise ConnectionError("the ingress has closed the connection")
 
     async def _write_forever(self, writer: asyncio.StreamWriter) -> None:

@@ -1,9 +1,7 @@
-"""The messages that carry pieces of answers, as msgpack. Unlike Ray's own format, msgpack carries no code.
+"""The messages that carry pieces of answers: frames of msgpack, which, unlike Ray's own format, carries no code.
 
-A message is a frame of msgpack. For each of its calls it holds the call's number, the packed pieces, and whether these
-are the last ones. The ingress unpacks a piece only when the client takes it: unpacked log-probabilities take ten times
-the memory. Pieces, stage times and scored tokens are lists of their fields.
-"""
+The ingress unpacks a piece only when the client takes it: unpacked log-probabilities take ten times the memory. Pieces,
+stage times and scored tokens are lists of their fields."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -20,11 +18,12 @@ from raylens.preprocess.schema import StageTime
 SentPieces: TypeAlias = tuple[int, Sequence[bytes], bool]
 """A call's number, packed pieces of its answers, and whether these are the last ones."""
 
-_piece_fields: Callable[[GeneratedText], tuple[Any, ...]] = attrgetter(*(one.name for one in fields(GeneratedText)))
+_PIECE_FIELDS = [one.name for one in fields(GeneratedText)]
+_TIMES = _PIECE_FIELDS.index("times")
+_NUM_PLAIN_FIELDS = len(_PIECE_FIELDS) - 2  # all but the scored tokens of answer and prompt
+_piece_fields: Callable[[GeneratedText], tuple[Any, ...]] = attrgetter(*_PIECE_FIELDS)
 _time_fields = attrgetter(*(one.name for one in fields(StageTime)))
-_TIMES = [one.name for one in fields(GeneratedText)].index("times")
 _token_fields = attrgetter(*(one.name for one in fields(ScoredToken)))
-_NUM_PLAIN_FIELDS = len(fields(GeneratedText)) - 2  # all but the scored tokens of answer and prompt
 
 
 def pack_piece(piece: GeneratedText) -> bytes:

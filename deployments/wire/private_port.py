@@ -1,9 +1,8 @@
 """A TCP port for processes of the same cluster. It refuses connections without its token.
 
-The address travels in a Ray call, so only the application's processes know the token. Both ends prove their knowledge:
-each answers the other's random number with an HMAC. The token itself never travels, so an impostor on a dead process's
-port learns nothing. The port then carries data and no code, unencrypted, in frames: the length in four bytes,
-big-endian, then the body."""
+The address travels in a Ray call, so only the application's processes know the token. Each end proves it by an HMAC of
+the other's random number. The token itself never travels, so an impostor on a dead process's port learns nothing. The
+port then carries data and no code, unencrypted, in frames: the length in four bytes, big-endian, then the body."""
 
 import asyncio
 import hmac
@@ -23,8 +22,8 @@ NONCE_BYTES = 16
 _PROOF_SECONDS = 5.0
 _LENGTH_BYTES = 4
 _MAX_NEWCOMERS = 100
-"""Limit of connections that have not proved the token yet. One more evicts the oldest: the application's processes
-prove it within a few turns of the event loop, others would stay here."""
+"""Limit of connections that have not proved the token yet. One more evicts the oldest, because the application's
+processes prove it within a few turns of the event loop."""
 _QUEUE_LENGTH = 128
 _NUM_TRIES, _PAUSE_SECONDS = 20, 0.05
 """Retries of `connect` after evictions by other newcomers."""
@@ -33,9 +32,9 @@ _QUIET_SECONDS = 60.0
 
 _TCP_OPTIONS = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 6_000}
 """Keepalive: seconds until an idle connection is probed, seconds between probes, and failed probes until it is closed.
-TCP_USER_TIMEOUT: milliseconds that sent data may stay unacknowledged. On Linux, this timeout also closes an idle
-connection, whatever the number of probes. A connection whose other end stops reading is closed, too, once the buffers
-of some megabytes are full: such a process hangs and is soon replaced."""
+TCP_USER_TIMEOUT: milliseconds that sent data may stay unacknowledged. On Linux, it also closes idle connections,
+whatever the number of probes, and connections whose other end stops reading, once some megabytes of buffers are full.
+"""
 
 Reader = asyncio.StreamReader
 Writer = asyncio.StreamWriter
@@ -55,9 +54,9 @@ class PortAddress:
 
 
 class PrivatePort:
-    """Listens, and calls `serve(reader, writer)` for each connection with the token. The connection closes when the
-    call ends. `serve` ends with OSError or IncompleteReadError when the connection is lost, with CancelledError on
-    `close`. Any other error is logged. Use it on one event loop."""
+    """Listens, and calls `serve(reader, writer)` for each connection with the token; the connection closes with the
+    call. Reading and writing raise OSError or IncompleteReadError when the connection is lost, CancelledError on
+    `close`. Other errors of `serve` are logged. Use it on one event loop."""
 
     def __init__(self, serve: Callable[[Reader, Writer], Awaitable[None]]) -> None:
         self._serve = serve
@@ -107,7 +106,7 @@ class PrivatePort:
                 oldest = next(iter(self._newcomers))
                 del self._newcomers[oldest]
                 oldest.cancel()
-                self._refusals.note("too many others came before it had proved that it knows the token")
+                self._refusals.note("too many newer ones arrived before its proof of the token")
             self._newcomers[loop.create_task(self._receive(connection))] = None
             await asyncio.sleep(0)
 
@@ -118,10 +117,15 @@ class PrivatePort:
         try:
             peer = connection.getpeername()
             reader, writer = await asyncio.open_connection(sock=connection)
-            if await self._admits(reader, writer, peer):
+            _notice_lost_nodes(writer)
+            async with asyncio.timeout(_PROOF_SECONDS):
+                is_known = await _is_known(reader, writer, self._token)
+            if is_known:
                 self._newcomers.pop(task, None)
                 self._connections.add(task)
                 await self._serve(reader, writer)
+            else:
+                self._refusals.note(f"{peer} does not know the token")
         except (OSError, asyncio.IncompleteReadError):
             pass  # the other end is gone, or gave no proof in time
         except MalformedMessageError as error:
@@ -132,14 +136,6 @@ class PrivatePort:
             self._newcomers.pop(task, None)
             self._connections.discard(task)
             (writer or connection).close()
-
-    async def _admits(self, reader: Reader, writer: Writer, peer: object) -> bool:
-        _notice_lost_nodes(writer)
-        async with asyncio.timeout(_PROOF_SECONDS):
-            is_known = await _is_known(reader, writer, self._token)
-        if not is_known:
-            self._refusals.note(f"{peer} does not know the token")
-        return is_known
 
 
 class _Refusals:

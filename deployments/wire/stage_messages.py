@@ -1,8 +1,8 @@
 """Messages between the ingress and the stages, besides tensors.
 
-A stage that computes tensors yields two objects: first the tensors, then a description, which proves that the tensors
-are complete. The caller forwards a reference to the tensors, possibly unresolved, and reads only the description. The
-caller owns both, so they outlive the replica."""
+A stage yields two objects: first the tensors, then their description, which proves that they are complete. The caller
+forwards a reference to the tensors, possibly unresolved, and reads the description only. The caller owns both, so they
+outlive the replica."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,8 +19,8 @@ DECODE = "decode"
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model's facts for the ingress: its processor's identity, its context length in tokens, its item modalities,
-    and the format of tool calls in its answers, None if its chat template supports no tools."""
+    """The model's facts for the ingress. `max_model_len`: in tokens. `tool_calls`: the format in its answers, None if
+    the chat template supports no tools."""
 
     processor: ProcessorIdentity
     max_model_len: int
@@ -69,8 +69,8 @@ class UnrenderedPrompt:
 @dataclass(frozen=True, slots=True)
 class EmbeddingInfo:
     """The metadata of an item's embeddings. `num_decoding`: answers that waited in the same replica meanwhile.
-    `arrived_at`: wall time in seconds. `place`: the encoding process. The times are consecutive. For an item in several
-    batches, `queue_seconds` includes the waits between them."""
+    `arrived_at`: wall time in seconds. `place`: the encoding process. The times are consecutive; `queue_seconds`
+    includes the waits between an item's batches."""
 
     num_bytes: int
     transfer_seconds: float
@@ -93,8 +93,7 @@ class EmbeddingInfo:
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
     """A token, its bytes (possibly part of a character), its log-probability in nats (None for a prompt's first token),
-    and the likeliest tokens at its place with theirs. `offset`: for an answer's token, the index of the character in
-    which it begins."""
+    and the likeliest tokens at its place. `offset`: the index of its first character in the answer."""
 
     token_id: int
     content: bytes
@@ -105,11 +104,8 @@ class ScoredToken:
 
 @dataclass(slots=True)
 class GeneratedText:  # not frozen: creation would take four times as long, once per token
-    """A piece of answer `index` of a request. `times`: the stage times that became known with it.
-
-    `logprobs`: of its tokens. `prompt_logprobs`: of the prompt's tokens, on the first piece of answer 0. Both only on
-    request.
-    """
+    """A piece of answer `index` of a request. `times`: the stage times that became known with it. On request,
+    `logprobs` has the scores of its tokens, and the first piece of answer 0 those of the prompt's tokens."""
 
     text: str
     token_ids: list[int]

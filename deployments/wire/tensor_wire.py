@@ -4,6 +4,7 @@ Ray can map torch tensors, too, but would import torch into every process, even 
 
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -49,11 +50,7 @@ class PackedTensor:
         return 0 if self.node == _this_node() else self.array.nbytes
 
 
-@cache
-def _this_node() -> str:
-    address: str = get_node_ip_address()
-    return address
-
+_this_node: Callable[[], str] = cache(get_node_ip_address)
 
 PackedItem = dict[str, PackedTensor]
 """An item's tensors by name."""

@@ -40,7 +40,7 @@ def test_a_figure_is_replaced_by_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        ({"version": 2}, "version: must be 1, not 2"),
+        ({"version": 2}, "version: Input should be 1, not 2"),
         (
             {"encode": {"seconds_per_patch": -1}},
             "encode.seconds_per_patch: Input should be greater than or equal to 0",

@@ -2,11 +2,20 @@
 
 const $ = (id) => document.getElementById(id);
 
-function element(tag, properties = {}, ...children) {
-  const node = Object.assign(document.createElement(tag), properties);
-  node.append(...children);
+/** A new element. `name`: a tag, or tag.class. `others`: objects with properties, and children; null is no child. */
+function element(name, ...others) {
+  const [tag, className] = name.split(".");
+  const node = document.createElement(tag);
+  if (className) node.className = className;
+  for (const one of others.filter((other) => other !== null)) {
+    if (one.constructor === Object) Object.assign(node, one);
+    else node.append(one);
+  }
   return node;
 }
+
+/** A copy of the first element of a template. */
+const copyOf = (template) => $(template).content.firstElementChild.cloneNode(true);
 
 function preference(name, value) {
   try {

@@ -32,8 +32,8 @@ recording.metrics_folder = lambda: folder
 recording.replica_labels = instruments.replica_labels = lambda: own
 recording.record_metrics(MetricsConfig(port=0))
 items = instruments.Counter("items", "items", "Items", kind=("a", "b"))
-level = instruments.Gauge("level", "1", "A level")
-times = instruments.Histogram("times_seconds", "s", "Times", (0.1, 1.0), kind=("a",))
+level = instruments.Gauge("1", "level", "A level")
+times = instruments.Histogram("s", (0.1, 1.0), "times_seconds", "Times", kind=("a",))
 print("ready", flush=True)
 for line in sys.stdin:
     for _ in range(int(line)):

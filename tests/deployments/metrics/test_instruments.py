@@ -17,7 +17,7 @@ def observed(histogram: Histogram) -> dict[str, float]:
 
 @given(st.lists(st.one_of(st.floats(0, 2), st.sampled_from(BOUNDS))))
 def test_many_values_at_once_count_as_one_by_one(values: list[float]) -> None:
-    at_once, one_by_one = (Histogram(name, "s", "", BOUNDS) for name in ("seconds", "seconds"))
+    at_once, one_by_one = (Histogram("s", BOUNDS, name, "") for name in ("seconds", "seconds"))
     at_once.of().observe_all(values)
     for value in values:
         one_by_one.observe(value)

@@ -5,19 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from raylens.deployments.metrics.definitions import (
-    EncodeMetrics,
-    GenerateMetrics,
-    IngressMetrics,
-    ItemMetrics,
-    PreprocessMetrics,
-    ReplicaMetrics,
-)
-from raylens.deployments.metrics.instruments import Counter, Histogram, Instrument
+from raylens.deployments.metrics.instruments import PREFIX
 from raylens.deployments.operator.metrics_page import Labels, MetricsPage
 from raylens.deployments.operator.recent_pages import RecentPages
 from raylens.deployments.operator.snapshot import Budget, KeyUse, Snapshot, Stage
 from raylens.deployments.operator.summarize import summarize
+from tests.defined_metrics import defined, exported_names
 from tests.metric_pages import START, Series, histogram, page
 
 ALICE = 'Ingress:api_key_{}_total{{api_key="alice"}}'
@@ -188,17 +181,6 @@ def test_the_window_has_ten_seconds_and_forgets_what_nobody_read() -> None:
     assert pages.add(first, 41.0) is not None
 
 
-def exported(metrics: object) -> set[str]:
-    """The names of the samples of all metrics that an object of `definitions` has, also in its parts."""
-    if isinstance(metrics, Counter):
-        return {f"{metrics.name.removesuffix('_total')}_total"}
-    if isinstance(metrics, Histogram):
-        return {f"{metrics.name}_bucket"}
-    if isinstance(metrics, Instrument):
-        return {metrics.name}
-    return set().union(*(exported(part) for part in getattr(metrics, "__dict__", {}).values()))
-
-
 def test_all_that_it_reads_is_what_replicas_record() -> None:
     asked = set()
     shown = MetricsPage.of_text(page(START))
@@ -208,10 +190,8 @@ def test_all_that_it_reads_is_what_replicas_record() -> None:
         return {frozenset(labels.items()): value for labels, value in shown.values(name)}
 
     summarize(MetricsPage(load), MetricsPage(load), 2.0)
-    replicas = (ReplicaMetrics, IngressMetrics, ItemMetrics, PreprocessMetrics, EncodeMetrics, GenerateMetrics)
-    defined = set().union(*(exported(made()) for made in replicas))
     assert len(asked) > 40
-    assert asked <= defined
+    assert asked <= {name.removeprefix(PREFIX) for metric in defined().values() for name in exported_names(metric)}
 
 
 def test_a_page_of_something_else_is_no_page() -> None:
