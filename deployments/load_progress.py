@@ -6,12 +6,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-_LEAST_CPU_SHARE = 0.03
-"""Of one core, by one process, over the whole time. A waiting replica takes up to 0.02 for Ray."""
-_LEAST_BYTES = 2**20
-"""Read or written by one process. A slow network drive delivers as many each second."""
-_LOADING = (b"ray::ServeReplica:", b"ray::GenerateRank")
-"""Prefixes of the titles of loading processes."""
+_LEAST_CPU_SHARE = 0.03  # of a core, by one process; a waiting replica takes up to 0.02 for Ray
+_LEAST_BYTES = 2**20  # read or written by one process; a slow network drive delivers as many each second
+_LOADING = (b"ray::ServeReplica:", b"ray::GenerateRank")  # prefixes of the titles of loading processes
 _HAS_PROC = Path("/proc/self/io").exists()
 
 _Work = tuple[float, int]
@@ -19,8 +16,7 @@ _Work = tuple[float, int]
 
 
 class LoadProgress:
-    """Watches the replicas and ranks started by this process. `quiet_seconds`: a load without activity for so long is
-    over."""
+    """Watches the replicas and ranks that this process started. A load is over after `quiet_seconds` without work."""
 
     def __init__(self, quiet_seconds: float) -> None:
         self._quiet_seconds = quiet_seconds
@@ -30,13 +26,13 @@ class LoadProgress:
     def is_over(self) -> bool:
         """Returns whether no process has worked for `quiet_seconds`. Always False outside Linux."""
         now, work = time.monotonic(), dict(_work_done())
-        if any(self._has_worked(self._then.get(pid, (0.0, 0)), done) for pid, done in work.items()):
-            self._since, self._then = now, work
+        for pid, (cpu_seconds, num_bytes) in work.items():
+            cpu_before, bytes_before = self._then.get(pid, (0.0, 0))
+            cpu_share = (cpu_seconds - cpu_before) / self._quiet_seconds
+            if cpu_share >= _LEAST_CPU_SHARE or num_bytes - bytes_before >= _LEAST_BYTES:
+                self._since, self._then = now, work
+                break
         return _HAS_PROC and now - self._since >= self._quiet_seconds
-
-    def _has_worked(self, before: _Work, after: _Work) -> bool:
-        least_seconds = _LEAST_CPU_SHARE * self._quiet_seconds
-        return after[0] - before[0] >= least_seconds or after[1] - before[1] >= _LEAST_BYTES
 
 
 def _work_done() -> Iterator[tuple[int, _Work]]:

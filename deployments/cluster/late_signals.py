@@ -12,24 +12,19 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @contextmanager
 def signals_later() -> Iterator[None]:
-    """Delays `STOP_SIGNALS` until the block ends; then their handlers run at once. Does nothing outside the main
-    thread, which alone handles signals."""
+    """Delays `STOP_SIGNALS` until the block ends. Does nothing outside the main thread, which alone handles signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[int] = []
     before: dict[int, Any] = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    handled: list[int] = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
-
-    def hold_back(number: int, frame: object) -> None:
-        came.append(number)
-
+    handled = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
     for number in handled:
-        signal.signal(number, hold_back)
+        signal.signal(number, lambda number, _: came.append(number))
     try:
         yield
     finally:
-        for number in handled:
-            signal.signal(number, before[number])
+        for number, handler in handled.items():
+            signal.signal(number, handler)
         for number in dict.fromkeys(came):
             signal.raise_signal(number)

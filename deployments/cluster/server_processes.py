@@ -1,11 +1,9 @@
 """Finds the processes of a server on one machine, and ends them. Also a program: the keeper.
 
-`raylens serve` owns the processes. Each inherits the variable `_MARK`, which names the server's folder. The owner holds
-a lock on a file in that folder until it ends.
-
-An orderly owner stops Ray first and kills the remaining processes. If the owner dies otherwise, the kernel releases the
-lock. The keeper, a small process beside the owner, waits for the lock and kills the processes. If the keeper was
-killed, too, the next start finds processes whose folder no owner has locked.
+`raylens serve` owns the processes and holds a lock on a file in the server's folder, which each process's variable
+`_MARK` names. An orderly owner stops Ray and then kills the remaining processes. If the owner dies otherwise, the
+kernel releases the lock, for which the keeper, a small process beside the owner, waits to kill the processes. If the
+keeper was killed, too, the next start finds processes whose folder no owner has locked.
 
 The keeper imports only the standard library."""
 
@@ -21,16 +19,15 @@ from pathlib import Path
 
 _MARK = "RAYLENS_SERVER"
 _LOCK_FILE = "owner"
-_KILL_SECONDS = 5.0
-"""A killed process remains longer only if the kernel cannot release it."""
+_KILL_SECONDS = 5.0  # a killed process remains longer only if the kernel cannot release it
 _POLL_SECONDS = 0.02
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @contextmanager
 def owned_processes(folder: Path) -> Iterator[None]:
-    """Makes this process the owner of the server in `folder` while the block runs. All of the server's processes end
-    with the block, or with this process if it is killed."""
+    """Makes this process the owner of the server in `folder`. All of the server's processes end with the block, or with
+    this process if it is killed."""
     with (folder / _LOCK_FILE).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         command = [sys.executable, "-I", "-S", __file__, str(folder)]
@@ -69,7 +66,7 @@ def pids_of(folder: Path) -> list[int]:
 
 
 def _has_owner(folder: Path) -> bool:
-    """Returns whether the owner lives or may live: the folder may be invisible from here, inside a container."""
+    """Returns whether the owner lives or may live: the folder may be invisible from here, in a container."""
     try:
         with (folder / _LOCK_FILE).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

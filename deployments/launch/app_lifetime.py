@@ -1,6 +1,4 @@
-"""Starts and ends an application on Ray Serve for a user who waits at a prompt.
-
-`serve.run` and `serve.delete` poll only once a second."""
+"""Starts and ends an application for a user at a prompt: `serve.run` and `serve.delete` poll only once a second."""
 
 import time
 from collections.abc import Callable
@@ -19,17 +17,15 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.1
 _START_SECONDS = 300.0
 _QUIET_SECONDS = 60.0
-"""After _START_SECONDS, a start fails once no stage has worked for this long. A large model on a slow disk may take an
-hour."""
+"""After _START_SECONDS, a start fails once no stage has worked for this long: large models may take an hour."""
 _END_SECONDS = 60.0
-_ANSWER_SECONDS = 60.0
-"""Ray answers within milliseconds, except on a busy machine."""
+_ANSWER_SECONDS = 60.0  # Ray answers within milliseconds, except on a busy machine
 
 
 def start_app(app: "Application", name: str, logging_config: dict[str, object], say: Callable[[str], None]) -> None:
     """Deploys the application at the route `/`; returns once all of its replicas run. `say` gets a line for each change
-    of the stages' states. Raises RuntimeError with the stages' own errors if a stage does not start, or if the start
-    takes minutes and no stage works any more; NoRayError if Ray ends."""
+    of the stages' states. Raises RuntimeError if a stage does not start (with its error), or if the start takes minutes
+    and no stage works any more; NoRayError if Ray ends."""
     from ray import serve
 
     target = serve.RunTarget(app, name=name, route_prefix="/", logging_config=logging_config)
@@ -39,9 +35,8 @@ def start_app(app: "Application", name: str, logging_config: dict[str, object], 
     progress: LoadProgress | None = None
     while (application := _status(_ANSWER_SECONDS).applications[name]).status != "RUNNING":
         if application.status == "DEPLOY_FAILED":
-            raise RuntimeError(why_failed(application)) from RuntimeError(
-                "\n".join(failed_stages(application).values())
-            )
+            tracebacks = RuntimeError("\n".join(failed_stages(application).values()))
+            raise RuntimeError(why_failed(application)) from tracebacks
         line, seconds = _states(application), time.monotonic() - started
         if line != last:
             say(f"{seconds:5.1f} s  {line}")
@@ -49,9 +44,8 @@ def start_app(app: "Application", name: str, logging_config: dict[str, object], 
         if seconds > _START_SECONDS:
             progress = progress or LoadProgress(_QUIET_SECONDS)
             if progress.is_over():
-                raise RuntimeError(
-                    f"no stage has worked for {_QUIET_SECONDS:.0f} s, {seconds:.0f} s after the start: {line}"
-                )
+                silence = f"no stage has worked for {_QUIET_SECONDS:.0f} s, {seconds:.0f} s after the start"
+                raise RuntimeError(f"{silence}: {line}")
         time.sleep(_POLL_SECONDS)
 
 
@@ -73,8 +67,7 @@ def _status(timeout_s: float) -> "ServeStatus":
 
 
 def _states(application: "ApplicationStatusOverview") -> str:
-    stages = application.deployments.items()
+    words = {"healthy": "ready", "updating": "loading"}
+    states = sorted((name, stage.status.lower()) for name, stage in application.deployments.items())
     # A further model's stage ends with the model's name, which keeps its case.
-    states = {name[0].lower() + name[1:]: stage.status.lower() for name, stage in stages}
-    states = {name: {"healthy": "ready", "updating": "loading"}.get(state, state) for name, state in states.items()}
-    return ", ".join(f"{name} {state}" for name, state in sorted(states.items()))
+    return ", ".join(f"{name[0].lower()}{name[1:]} {words.get(state, state)}" for name, state in states)

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any, TextIO
 
 HELP = """\
-Show where the time of a request went: a line for each stage that worked on it, with its share of the time drawn.
+Show a request's stage times: a line for each stage, with a bar on the request's time axis.
 
   raylens serve --log-format json 2>&1 | raylens trace      each request as it ends
   raylens trace server.log --id 3f1c9a                      the header X-Request-Id of the answer, or the answer's id
   raylens trace < answer.json                               an answer to a request with "stage_timings": true
-  raylens trace answer.json --svg waterfall.svg             the same as a drawing
+  raylens trace answer.json --svg waterfall.svg             also as an SVG drawing
 
 The input is a log of JSON lines, an answer, or a stream of events. Requests without stage times are skipped. The faint
-line is decoding as a whole. See docs/tracing.md.
+bar is decoding as a whole. See docs/tracing.md.
 """
 
 

@@ -1,13 +1,14 @@
-"""The figures of `raylens top` and of the page at `/dashboard`, as data. Rates are per second, sizes in bytes, times in
-seconds. A value without data is None, such as a hit ratio without queries."""
+"""The figures of `raylens top` and `/dashboard`. Rates are per second, sizes in bytes, times in seconds. A value
+without data is None, such as a hit ratio without queries."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Requests for generated text. `ended` and `errors` count from the start, all other fields cover the window.
-    `error_ratio`: errors / (ended + errors). `goodput`: requests within the SLO settings."""
+    """Requests for generated text. `ended` and `errors` count from the start, other fields cover the window.
+    `error_ratio`: errors / (ended + errors). `goodput`: requests within the SLO settings. `rejections`: by admission,
+    nonzero counts by reason."""
 
     ended: int
     errors: int
@@ -17,7 +18,6 @@ class Requests:
     goodput: float
     goodput_ratio: float | None
     rejections: dict[str, int]
-    """Requests refused by admission, by reason; nonzero counts only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A running replica. Only engines have the last four fields: the used share of the KV cache, the sequences, and the
-    prompt tokens still to compute."""
+    """A running replica. Only engines have the last four fields: used share of the KV cache, sequences, and prompt
+    tokens to compute."""
 
     deployment: str
     name: str

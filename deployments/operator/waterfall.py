@@ -9,29 +9,24 @@ from pydantic import AliasChoices, BaseModel, Field, ValidationError
 from raylens.deployments.api.wire import StageTimings
 from raylens.deployments.metrics.waterfall_stages import WATERFALL
 
-_LEAST_BAR = 10
-"""Minimum width of the bars' column, in characters."""
+_LEAST_BAR = 10  # width of the bars' column, in characters
 _FULL, _FAINT = "█", "░"
-_DECODE = "decode"
-"""The time from the first to the last token. Drawn faintly, because it includes `first_decode`."""
+_DECODE = "decode"  # from the first to the last token; drawn faintly, because it includes `first_decode`
 _ENCODING = WATERFALL[: WATERFALL.index("transfer_embeddings")]
 _TO_FIRST_TOKEN = ("transfer_embeddings", "llm_queue", "prefill")
 _ROW, _TOP, _MARGIN, _CHAR = 22, 60, 16, 7.3
 """SVG layout in pixels: row height, top of the first row, margin, character width."""
 _WIDTH = 960
 _GREY = 'fill="#6b7280"'
-_COLOURS = {
+_COLOURS = {  # by deployment; those of Generate are blue
     **dict.fromkeys(("admission_queue", "media_fetch"), "#6b7280"),
     **dict.fromkeys(("processor_queue", "media_decode", "processor", "render"), "#d97706"),
     **dict.fromkeys(("transfer_pixels", "encode_queue", "encode"), "#7c3aed"),
 }
-"""Colours by deployment."""
-_GENERATE_COLOUR = "#2563eb"
 
 
 class TimedRequest(BaseModel):
-    """A request with its stage times: a line of the JSON log, an answer, or a stream's event with stage times. Only the
-    log has the fields from `request_id` on."""
+    """A line of the JSON log, an answer, or a stream's event. Only the log has the fields from `request_id` on."""
 
     stage_timings: StageTimings
     response_id: str = Field("", validation_alias=AliasChoices("response_id", "id"))
@@ -62,11 +57,10 @@ def timed_request(text: str) -> TimedRequest | None:
 
 
 def bars(timings: StageTimings) -> list[Bar]:
-    """Places the stages on the request's time axis. The server reports durations, not start times: the stages up to
-    `encode` follow each other from the arrival, with `render` in parallel; the other stages end with the first
-    token."""
+    """Places the stages on the request's time axis by their durations: the stages up to `encode` follow each other from
+    the arrival, with `render` in parallel; the other stages end with the first token."""
     seconds, first = timings.seconds, timings.time_to_first_token
-    starts, moment = {"first_decode": first, _DECODE: first}, 0.0
+    starts, moment = {"first_decode": first}, 0.0
     for stage in _ENCODING:
         starts[stage] = moment
         if stage != "render":
@@ -76,26 +70,25 @@ def bars(timings: StageTimings) -> list[Bar]:
         moment -= seconds.get(stage, 0.0)
         starts[stage] = max(0.0, moment)
     drawn = [Bar(stage, starts[stage], seconds[stage]) for stage in WATERFALL if stage in seconds]
-    return [*drawn, *([Bar(_DECODE, first, timings.total - first)] if timings.total > first else [])]
+    return drawn + ([Bar(_DECODE, first, timings.total - first)] if timings.total > first else [])
 
 
 def as_text(request: TimedRequest, width: int) -> str:
     """Returns lines of at most `width` characters, unless too narrow for bars."""
     drawn, end = bars(request.stage_timings), _end(request)
-    names, times = [bar.stage for bar in drawn], [_milliseconds(bar.seconds) for bar in drawn]
-    bar_width = max(_LEAST_BAR, width - _longest(names) - _longest(times) - 4)
-    lines = [_title(request), _facts(request), ""]
-    for bar, time in zip(drawn, times, strict=True):
-        lines.append(f"{bar.stage:{_longest(names)}}  {_line(bar, end, bar_width)}  {time:>{_longest(times)}}")
-    return "\n".join(lines)
+    times = [_milliseconds(bar.seconds) for bar in drawn]
+    left, right = _longest([bar.stage for bar in drawn]), _longest(times)
+    bar_width = max(_LEAST_BAR, width - left - right - 4)
+    rows = zip(drawn, times, strict=True)
+    lines = [f"{bar.stage:{left}}  {_line(bar, end, bar_width)}  {time:>{right}}" for bar, time in rows]
+    return "\n".join([_title(request), _facts(request), "", *lines])
 
 
 def as_svg(request: TimedRequest) -> str:
     """Returns an SVG document: a bar for each stage, in its deployment's colour, on one axis of milliseconds."""
     rows, end = bars(request.stage_timings), _end(request)
     left = _MARGIN + _CHAR * max(12, _longest([bar.stage for bar in rows])) + 8
-    right = _WIDTH - _MARGIN - _CHAR * 10
-    bottom = _TOP + _ROW * len(rows)
+    right, bottom = _WIDTH - _MARGIN - _CHAR * 10, _TOP + _ROW * len(rows)
     height = bottom + 16 + _MARGIN
 
     def x(moment: float) -> float:
@@ -111,7 +104,7 @@ def as_svg(request: TimedRequest) -> str:
         drawn.append(_text(_MARGIN, y + 15, bar.stage))
         drawn.append(
             f'<rect x="{start:.1f}" y="{y + 4}" width="{max(1.5, stop - start):.1f}" height="{_ROW - 8}" rx="2"'
-            f' fill="{_COLOURS.get(bar.stage, _GENERATE_COLOUR)}"'
+            f' fill="{_COLOURS.get(bar.stage, "#2563eb")}"'
             f' fill-opacity="{0.3 if bar.stage == _DECODE else 1}"><title>{bar.stage}</title></rect>'
         )
         drawn.append(_text(max(stop, start + 1.5) + 5, y + 15, _milliseconds(bar.seconds), 'fill="#374151"'))
@@ -140,7 +133,7 @@ def _facts(request: TimedRequest) -> str:
 
 
 def _line(bar: Bar, end: float, width: int) -> str:
-    """Returns a line of `width` characters with the bar. The shortest bar is one character long."""
+    """Returns a line of `width` characters with a bar of at least one."""
     first = min(width - 1, round(bar.start * width / end))
     length = max(1, min(width - first, round(bar.seconds * width / end)))
     return " " * first + (_FAINT if bar.stage == _DECODE else _FULL) * length + " " * (width - first - length)

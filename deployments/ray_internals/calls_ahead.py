@@ -1,19 +1,14 @@
-"""Calls that are sent ahead of their arguments: these are references to what other calls are still making.
+"""Calls that are sent ahead: their arguments are references to results that other calls still compute.
 
-Ray 2.60: Ray Serve asks a replica with every call whether it has room, and the caller waits for the answer. The
-question travels with the call, and Ray holds a call back until its arguments exist. So the caller waits for the
-arguments, too, before it can hand on references to the call's own results.
-
-Needed: Encode and Generate get references while Preprocess still works. A replica takes a call that was sent ahead
-unasked. If it is full when the arguments come, the call waits in the replica.
-
+Ray 2.60: with each call, Ray Serve asks the replica whether it has room. The question travels with the call, and Ray
+holds a call back until its arguments exist. So the caller waits for the arguments before it can hand on references to
+the call's own results.
+Needed: Encode and Generate get references while Preprocess still works. A replica takes a call that is sent ahead
+without a question. If it is full when the arguments arrive, the call waits in the replica.
 Test: `tests/deployments/ray_internals/test_calls_ahead.py`; `tests/deployments/routing/test_room_router.py`,
 `test_the_results_of_a_call_that_waits_for_its_arguments_can_be_handed_on` on a real cluster.
-
-Way back: Ray Serve answers the question before the arguments exist, or takes a call unasked. ray-project/ray#65243
-(open) makes references to results available once a replica has accepted the call, and not before."""
-
-from typing import Any
+Way back: an answer before the arguments exist, or calls without a question. ray-project/ray#65243 (open) gives
+references to results only once a replica has accepted the call."""
 
 from ray import ObjectRef
 from ray.serve._private.common import ReplicaQueueLengthInfo
@@ -21,7 +16,7 @@ from ray.serve._private.replica_result import ActorReplicaResult, ReplicaResult
 from ray.serve.request_router import PendingRequest, RunningReplica
 
 NOT_ASKED = None
-"""Stands for the number of a replica's calls where the replica has not told it."""
+"""Stands for the number of a replica's calls where the replica has not reported it."""
 
 
 class CallAhead(ActorReplicaResult):
@@ -32,7 +27,7 @@ class CallAhead(ActorReplicaResult):
 
 
 class ReplicaForCallsAhead(RunningReplica):
-    """A replica that is not asked whether it takes calls that are sent ahead."""
+    """Takes calls that are sent ahead without a question."""
 
     def try_send_request(self, pr: PendingRequest, with_rejection: bool) -> ReplicaResult:
         if not (with_rejection and pr.metadata._by_reference and _is_ahead(pr)):
@@ -43,5 +38,4 @@ class ReplicaForCallsAhead(RunningReplica):
 
 def _is_ahead(request: PendingRequest) -> bool:
     """Returns whether an argument is a reference. Most of these are pending, and a router cannot tell."""
-    arguments: list[Any] = [*request.args, *request.kwargs.values()]
-    return any(isinstance(argument, ObjectRef) for argument in arguments)
+    return any(isinstance(argument, ObjectRef) for argument in (*request.args, *request.kwargs.values()))

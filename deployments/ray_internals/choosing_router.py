@@ -1,18 +1,14 @@
 """A request router that chooses a replica for each call in the coroutine that sends the call.
 
-Ray 2.60: `RequestRouter` puts calls into queues, and routing tasks choose replicas for them. The queues know a call by
-its internal request id. All calls that one request makes in parallel share that id, so the second waits until the
-process ends. They also give a replica with room to the oldest waiting call, even to one of a method that has reached
-its limit there, and further calls of any method wait behind it.
-
-Needed: many calls at once for one request. An error of the choice reaches its caller, a cancellation ends it, and each
-call that was sent counts when the next one chooses.
-
+Ray 2.60: `RequestRouter` queues calls, and routing tasks choose their replicas. The queues know a call by its internal
+request id, which all parallel calls of one request share, so the second one waits until the process ends. A replica
+with room gets the oldest call, even of a method that has reached its limit there, and all later calls wait behind it.
+Needed: many parallel calls for one request. An error of the choice reaches its caller, a cancellation ends it, and each
+sent call counts when the next one chooses.
 Test: `tests/deployments/ray_internals/test_choosing_router.py`; `tests/deployments/routing/test_room_router.py`,
 `test_requests_side_by_side_make_many_calls_at_once` on a real cluster.
-
-Way back: an id for each call in `RequestRouter`. ray-project/ray#62906 brought a router by `session_id`,
-`ConsistentHashRouter`, on the same queues."""
+Way back: an id for each call in `RequestRouter`. ray-project/ray#62906 brought `ConsistentHashRouter`, a router by
+`session_id`, on the same queues."""
 
 import math
 from collections.abc import Coroutine
@@ -24,8 +20,7 @@ from raylens.deployments.ray_internals.calls_ahead import ReplicaForCallsAhead
 
 
 class ChoosingRouter(RequestRouter):
-    """Subclasses define `choose`. Replaces `_choose_replica_for_request`, and with it the queues, the routing tasks and
-    the index of the base class."""
+    """Subclasses define `choose`. It replaces the queues, the routing tasks and the index of the base class."""
 
     async def choose(self, pending_request: PendingRequest) -> RunningReplica:
         """Returns the replica for this call; waits until one has room."""
@@ -41,12 +36,10 @@ class ChoosingRouter(RequestRouter):
         self.replica_queue_len_cache._staleness_timeout_s = math.inf
 
     def backoff_s(self, attempt: int) -> float:
-        seconds: float = self._compute_backoff_s(attempt)
-        return seconds
+        return float(self._compute_backoff_s(attempt))
 
     def now_s(self) -> float:
-        now: float = self._get_curr_time_s()
-        return now
+        return float(self._get_curr_time_s())
 
     def create_replica_wrapper(self, replica_info: Any) -> RunningReplica:
         return ReplicaForCallsAhead(replica_info)

@@ -1,15 +1,12 @@
-"""A driver whose folders the workers do not import from.
+"""A driver whose folders its workers do not import from.
 
-Ray 2.60: a driver appends its working folder, and the folder of its script, to the list `_py_driver_sys_path` of its
-`JobConfig`. Its workers look into these folders before all others.
-
-Needed: a folder `torch` where somebody starts the server is not imported in place of PyTorch.
-
+Ray 2.60: a driver sends its working folder and its script's folder (`_py_driver_sys_path` of its `JobConfig`) to its
+workers, which import from there first.
+Needed: a folder `torch` where the server is started is not imported as PyTorch.
 Test: `tests/deployments/ray_internals/test_driver.py`, `test_a_driver_s_folders_do_not_reach_its_workers`;
 `tests/test_package.py` serves from a folder with such packages.
-
-Way back: an option of `JobConfig`. ray-project/ray#43214 left the list empty for jobs with a `working_dir`, and #44435
-reverted that."""
+Way back: an option of `JobConfig`. ray-project/ray#43214 left the list empty for jobs with a `working_dir`; #44435
+reverted it."""
 
 from typing import Any
 

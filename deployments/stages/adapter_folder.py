@@ -26,8 +26,8 @@ class AdapterFolder:
             raise ValueError(f"generate.adapters_folder: {path} is no folder")
 
     def look(self) -> dict[str, str | None]:
-        """Returns {name: reason why the adapter cannot be served, or None}, sorted by name. Skips folders whose names
-        are not valid model names. Logs each reason once. Raises OSError."""
+        """Returns {name: reason why the adapter cannot be served, or None}, sorted. Skips folders whose names cannot be
+        model names. Logs each reason once. Raises OSError."""
         with os.scandir(self._path) as entries:
             names = sorted(entry.name for entry in entries if self._is_adapter(entry.name))
         before, adapters = self._checked, [self._request(name) for name in names]
@@ -62,9 +62,8 @@ def is_adapter_name(name: str) -> bool:
 
 
 def adapter_not_found(name: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"{name[:100]!r} is not served here any more", field="model", code="model_not_found", status=404
-    )
+    message = f"{name[:100]!r} is not served here any more"
+    return InvalidRequestError(message, field="model", code="model_not_found", status=404)
 
 
 def _state(path: Path) -> str:

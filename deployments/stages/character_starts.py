@@ -4,16 +4,15 @@ import codecs
 
 
 class CharacterStarts:
-    """Decodes the bytes of one text incrementally. `num_chars`: complete characters so far. Invalid bytes count as
-    replacement characters."""
+    """Decodes one text's bytes. `num_chars`: complete characters so far; invalid bytes are replacement characters."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.num_chars = 0
 
     def feed(self, content: bytes) -> tuple[int, str]:
-        """Returns the index of the character in which `content`, the next bytes, begins, and the text that `content`
-        completes."""
+        """Returns the index of the character in which the next bytes, `content`, begin, and the text that they
+        complete."""
         unfinished, _ = self._decoder.getstate()
         start = self.num_chars + (not _goes_on(unfinished, content))
         text = self._decoder.decode(content)
@@ -22,8 +21,7 @@ class CharacterStarts:
 
 
 def _goes_on(unfinished: bytes, content: bytes) -> bool:
-    """Returns whether the first byte of `content` can continue the unfinished character, or start one if none is
-    unfinished."""
+    """Returns whether `content`'s first byte can continue the unfinished character, if any, or else start one."""
     try:
         codecs.getincrementaldecoder("utf-8")("strict").decode(unfinished + content[:1])
     except UnicodeDecodeError:

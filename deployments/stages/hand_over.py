@@ -1,7 +1,7 @@
-"""Hands item embeddings from Encode to the language model, each as soon as it is ready.
+"""Hands item embeddings from Encode to the language model, each once it is ready.
 
-The ingress calls Generate while items are still being encoded. Generate gets a reference to each item's embeddings,
-possibly pending, and meanwhile computes the prompt up to the first pending item."""
+The ingress calls Generate while Encode still works. Generate gets a reference to each item's embeddings, possibly
+pending, and meanwhile computes the prompt up to the first pending item."""
 
 import asyncio
 import time
@@ -26,22 +26,17 @@ class EmbeddingsLostError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class ItemEmbeddings:
-    """A reference to the PackedTensor of one item. `is_pending`: Encode is still computing it.
-
-    Ray would delay the call for a bare reference, so this object wraps it.
-    """
+    """A reference to the PackedTensor of one item. `is_pending`: Encode is still computing it. Ray would delay a call
+    with a bare reference, so this object wraps it."""
 
     ref: ObjectRef
     is_pending: bool
 
 
 class HandOver:
-    """Receives the embeddings of one request.
-
-    `rendered_at`: wall time when the prompt was ready; no call precedes it. `count_remote_bytes` gets the bytes of each
-    tensor from another node. `stage` copies embeddings to the engine's input memory, on a thread; None: no copy.
-    `transfer`: the slowest transfer among the received embeddings.
-    """
+    """Receives the embeddings of one request. `rendered_at`: wall time when the prompt was ready; no call precedes it.
+    `count_remote_bytes` gets the bytes of each tensor from another node. `stage` copies embeddings to the engine's
+    input memory, on a thread; None: no copy. `transfer`: the slowest transfer of received embeddings."""
 
     def __init__(
         self,
@@ -66,7 +61,7 @@ class HandOver:
     def pending(
         self, set_embeddings: "Callable[[str, int, torch.Tensor], None]"
     ) -> list[Callable[[], Awaitable[Callable[[str], None]]]]:
-        """Returns a coroutine function for each pending item. The coroutine awaits the embeddings and returns a
+        """Returns a coroutine function for each pending item, whose coroutine awaits the embeddings and returns a
         function that hands them to a request in the engine."""
 
         async def receive(index: int) -> Callable[[str], None]:
@@ -79,8 +74,7 @@ class HandOver:
         try:
             packed: PackedTensor = await self._items[index].ref
         except Exception as error:
-            # The ingress gets the original error from its own call of Encode. Chained here, the error would arrive
-            # wrapped.
+            # The ingress gets the error from its own call of Encode. Chained here, this one would arrive wrapped.
             raise EmbeddingsLostError(f"item {index}: {type(error).__name__}") from None
         sent_at = max(self._rendered_at, packed.packed_at)
         if (seconds := time.time() - sent_at) > self.transfer.seconds:

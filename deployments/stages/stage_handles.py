@@ -7,8 +7,8 @@ from ray.serve.handle import DeploymentHandle
 
 
 class StageHandles(NamedTuple):
-    """`encoders`: the encoding stages by name: `encode`, `generate`, or both. Among equals, the first one is used.
-    While the application is built, deployments stand in for their handles."""
+    """`encoders`: the encoding stages by name (`encode`, `generate`, or both); of equals the first is used. While the
+    application is built, deployments stand in for their handles."""
 
     preprocess: DeploymentHandle[Any]
     generate: DeploymentHandle[Any]

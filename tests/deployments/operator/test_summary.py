@@ -15,9 +15,8 @@ from raylens.deployments.metrics.definitions import (
 )
 from raylens.deployments.metrics.instruments import Counter, Histogram, Instrument
 from raylens.deployments.operator.metrics_page import Labels, MetricsPage
-from raylens.deployments.operator.recent_pages import RecentPages
 from raylens.deployments.operator.snapshot import Budget, KeyUse, Snapshot, Stage
-from raylens.deployments.operator.summarize import summarize
+from raylens.deployments.operator.summarize import RecentPages, summarize
 from tests.metric_pages import START, Series, histogram, page
 
 ALICE = 'Ingress:api_key_{}_total{{api_key="alice"}}'

@@ -8,9 +8,9 @@ from ray._private import node, services, utils, worker
 from ray.job_config import JobConfig
 from ray.serve._private.router import SingletonThreadRouter
 
+from raylens.deployments.ray_internals.driver import own_sigterm_handler
 from raylens.deployments.ray_internals.driver_imports import DriverJob
 from raylens.deployments.ray_internals.one_machine import OneMachineNode, OwnGroupPopen, one_machine
-from raylens.deployments.ray_internals.sigterm_handler import own_sigterm_handler
 from tests.signal_handlers import handled
 
 
