@@ -29,7 +29,7 @@ from raylens.deployments.stages.encode_stage import BATCHES, Encode
 from raylens.deployments.stages.generate_stage import PROMPT_TOKENS, USAGE, Generate
 from raylens.deployments.stages.preprocess_stage import PIXELS, Preprocess
 from raylens.deployments.stages.process_setup import MALLOC_VARIABLES
-from raylens.deployments.stages.stage_handles import StageHandles
+from raylens.deployments.stages.stage_calls import StageHandles
 
 _PREPROCESS_ITEMS = 16  # in a replica: one is processed while the next ones travel
 _ENCODE_ITEMS = 64  # in a replica: several batches, so that no batch waits for items to travel

@@ -48,8 +48,7 @@ class Budget(Settings):
     pixels: int = Field(ge=1, description="of pictures and videos, by their headers")
     tokens: int = Field(
         ge=1,
-        description="characters of text / 4 + answers x max_tokens (default 1024); each requested alternative"
-        " log-probability of a token adds a quarter",
+        description="characters of text / 4 + answers x max_tokens (or 1024), a quarter more per top log-probability",
     )
 
 
@@ -135,9 +134,7 @@ class PreprocessConfig(ScaledConfig):
         "auto", description="resizes pictures; auto: torchvision, which is faster, if installed"
     )
     video_frames: int = Field(
-        DEFAULT_VIDEO_FRAMES,
-        ge=1,
-        description="most frames of a video, unless the request or the model's processor sets a number or a rate",
+        DEFAULT_VIDEO_FRAMES, ge=1, description="most frames of a video, unless the request or the processor sets them"
     )
 
 
@@ -175,15 +172,12 @@ class GenerateConfig(ScaledConfig):
 
     tensor_parallel_size: int = Field(1, ge=1, description="ranks (processes) that divide each replica's model")
     num_cpus: float = Field(1.0, ge=0, description="CPUs reserved per rank, and its threads")
-    num_gpus: float = Field(
-        0.0, ge=0, description="GPUs per rank, may be a fraction (above 0.5 with several ranks); 0: CPU"
-    )
+    num_gpus: float = Field(0.0, ge=0, description="GPUs per rank, may be a fraction (of several ranks above 0.5)")
     resources: Resources = {}
     engine: EngineSettings = Field(EngineSettings(), description="the engine of each replica")
     adapters_folder: str | None = Field(
         None,
-        description="folder on the replicas' nodes with a subfolder for each LoRA adapter in PEFT's format, served as a"
-        " model of the subfolder's name; engine.max_loras are in memory at once; null: none",
+        description="folder with a subfolder for each LoRA adapter (PEFT's format), a model of that name; null: none",
     )
 
     @property
@@ -193,25 +187,18 @@ class GenerateConfig(ScaledConfig):
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
-        engine, adapters, num_gpus = self.engine, self.adapters_folder, self.num_gpus
-        ranks = self.tensor_parallel_size > 1
+        engine, ranks = self.engine, self.tensor_parallel_size > 1
+        has_adapters = self.adapters_folder is not None
         conflicts = {
-            "adapters_folder: no adapter can be loaded, because engine.max_loras is 0": (
-                adapters is not None and not engine.max_loras
-            ),
-            f"engine.max_loras is {engine.max_loras}, but adapters_folder names no adapters": (
-                adapters is None and engine.max_loras
-            ),
-            f"engine.quantization: {NO_INT8_ON_GPU}": engine.quantization == "int8" and num_gpus,
+            "adapters_folder: no adapter can be loaded: engine.max_loras is 0": has_adapters and not engine.max_loras,
+            "engine.max_loras is above 0, but adapters_folder is null": engine.max_loras and not has_adapters,
+            f"engine.quantization: {NO_INT8_ON_GPU}": engine.quantization == "int8" and self.num_gpus,
             "engine.quantization: weights divided among ranks cannot be quantized": ranks and engine.quantization,
             "engine.max_loras: a model divided among ranks serves no adapters": ranks and engine.max_loras,
             f"engine.async_scheduling: {NO_ASYNC_WITH_RANKS}": ranks and engine.async_scheduling,
-            "num_cpus, num_gpus: ranks are placed by their reservation, so one must be above 0": (
-                ranks and not self.num_cpus and not num_gpus
-            ),
-            f"num_gpus: two ranks cannot share a GPU, so {num_gpus} must be above 0.5, or 0": (
-                ranks and 0 < num_gpus <= 0.5
-            ),
+            "num_cpus and num_gpus are 0, but ranks need a reservation": ranks and not self.num_cpus + self.num_gpus,
+            f"num_gpus ({self.num_gpus}) must be above 0.5, or 0: ranks share no GPU": ranks
+            and 0 < self.num_gpus <= 0.5,
         }
         for message, is_wrong in conflicts.items():
             if is_wrong:
@@ -220,8 +207,8 @@ class GenerateConfig(ScaledConfig):
 
 
 class VisionPluginConfig(Settings):
-    """A vision encoder for a text model. `encode.tower` and `encode.projector` set the device and precision of its two
-    parts; `encode.linear: int8` selects 8 bits."""
+    """A vision encoder for a text model. `encode.tower` and `encode.projector` set the device and dtype of its
+    parts."""
 
     name: str | None = Field(None, description="plug-in; auto: by the model's name; null: the model has a vision half")
     folder: str | None = Field(None, description="folder of Python modules with more plug-ins; null: none")
@@ -234,15 +221,10 @@ class TracingConfig(Settings):
 
     endpoint: str | None = Field(
         None,
-        description="collector for OTLP over gRPC, e.g. http://10.0.0.5:4317; null: that of each node's"
-        " OTEL_EXPORTER_OTLP_ENDPOINT, or none",
+        description="OTLP collector (gRPC), e.g. http://10.0.0.5:4317; null: OTEL_EXPORTER_OTLP_ENDPOINT's, or none",
     )
     sample_ratio: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="traced share of the requests whose client does not decide (`traceparent`); null: that of"
-        " OTEL_TRACES_SAMPLER, or 0.1",
+        None, ge=0, le=1, description="share of requests without `traceparent`; null: OTEL_TRACES_SAMPLER's, or 0.1"
     )
 
 
@@ -254,8 +236,7 @@ class UpdateConfig(Settings):
         100,
         ge=0,
         le=100,
-        description="new replicas that an update starts beside the old ones, in % of a stage; 0: old ones stop first,"
-        " and requests wait",
+        description="% of a stage's replicas that start before old ones stop; 0: requests wait meanwhile",
     )
 
 
@@ -280,10 +261,7 @@ class ModelConfig(Settings):
         False, description="accept a max_model_len above the model's own, with worse answers; rotary models only"
     )
     num_threads: int | None = Field(
-        None,
-        ge=1,
-        description="threads of CPU kernels per process of Encode and Generate; decoding steps take fewer if that is"
-        " faster; null: one per core, at most 16",
+        None, ge=1, description="threads of CPU kernels per process of Encode and Generate; null: all cores, up to 16"
     )
     step_timeout_s: float = Field(120.0, gt=0, description="longest batch of Encode or step of Generate, in seconds")
     vision_plugin: VisionPluginConfig = VisionPluginConfig()
@@ -379,11 +357,9 @@ class AppConfig(ModelConfig):
         return self.model_copy(update={**own, "further_models": ()})
 
     def by_suffix(self) -> "dict[str, AppConfig]":
-        """Returns each model's settings by the suffix of its deployments' names: empty for the first model, `-NAME` for
-        a further one.
-
-        `#`, which Ray Serve forbids in names, and `/`, which its log files forbid, become %23 and %2F. Long names end
-        in a hash, so suffixes stay unique."""
+        """Returns each model's settings by the suffix of its deployments' names: empty for the first model, else
+        `-NAME`. `#`, which Ray Serve forbids, and `/`, which its log files forbid, become %23 and %2F. Long names end
+        in a hash."""
         return {"": self.of(self), **{_suffix(model.model_name): self.of(model) for model in self.further_models}}
 
     @property

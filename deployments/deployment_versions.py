@@ -21,8 +21,7 @@ from raylens.deployments.config import (
 )
 from raylens.deployments.ray_internals.deployment_version import with_version
 
-_Excluded = Mapping[str, Any]
-"""Excluded settings, in pydantic's form."""
+_Excluded = Mapping[str, Any]  # excluded settings, in pydantic's form
 
 _OF_RAY = {"min_replicas", "max_replicas"}  # for Ray Serve only
 _OF_ENGINES: _Excluded = {"num_threads": True, "step_timeout_s": True}  # for Encode and Generate only
@@ -81,8 +80,7 @@ def versioned(deployment: serve.Deployment, config: AppConfig) -> serve.Deployme
 
 
 def version_of(name: str, config: AppConfig) -> str:
-    """Returns the version of the deployment `name`: a hash of its settings, 32 hex digits. `config`: for a stage, its
-    own model's, see `AppConfig.of`."""
+    """Returns a hash of the deployment's settings, 32 hex digits. `config`: for a stage, see `AppConfig.of`."""
     kind = name.partition("-")[0]
     excluded: Any = ({} if config.encode.placement == "separate" else _INLINE).get(kind, _DOES_NOT_CONCERN[kind])
     concerning = config.model_dump(mode="json", exclude=excluded)

@@ -11,8 +11,7 @@ _LEAST_BYTES = 2**20  # read or written by one process; a slow network drive del
 _LOADING = (b"ray::ServeReplica:", b"ray::GenerateRank")  # prefixes of the titles of loading processes
 _HAS_PROC = Path("/proc/self/io").exists()
 
-_Work = tuple[float, int]
-"""CPU seconds, and bytes read and written."""
+_Work = tuple[float, int]  # CPU seconds, and bytes read and written
 
 
 class LoadProgress:

@@ -12,8 +12,7 @@ from raylens.deployments.config import (
     SharedConfig,
 )
 
-Amounts = Mapping[str, float]
-"""By Ray's resource names."""
+Amounts = Mapping[str, float]  # by Ray's resource names
 _ROUNDING = 1e-6
 
 

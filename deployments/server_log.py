@@ -35,9 +35,8 @@ _PAUSE_SECONDS = 0.1
 
 
 def join_server_log(process: str) -> None:
-    """Makes this process write to the server's log file, if configured, under the name `process` plus its deployment's
-    suffix: a shard's number, or a further model's name. This package's loggers are children of Ray Serve's logger, so
-    their messages also reach Ray's files."""
+    """Makes this process write to the server's log file, if configured, as `process` plus its deployment's suffix. This
+    package's loggers are children of Ray Serve's logger, so their messages also reach Ray's files."""
     serve_logger = logging.getLogger(_SERVE_LOGGER)
     serve_logger.addFilter(_is_the_servers)
     for handler in serve_logger.handlers:  # Ray's handlers use Ray's own request id

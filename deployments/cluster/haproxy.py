@@ -61,7 +61,6 @@ ERROR_PAGES: Mapping[int, str] = {
 
 
 def rewrite_file(file: Path, *, host: str | None) -> None:
-    """Rewrites the file once and puts the error pages beside it."""
     config = file.read_text()
     if config.startswith(MARK):
         return

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from raylens.deployments.cluster.late_signals import signals_later
 from raylens.deployments.ray_internals.driver import (
+    driver_job,
     end_router_thread,
     ended_vital_process,
     no_driver_metrics,
@@ -67,8 +68,7 @@ def check_ray() -> None:
 
 @contextmanager
 def joined_cluster() -> Iterator[None]:
-    """Makes this process a driver of the Ray cluster on this node, which outlives the block. Raises RuntimeError if no
-    Ray runs here or Ray refuses the connection."""
+    """Makes this process a driver of this node's Ray. Raises RuntimeError if none runs or it refuses the connection."""
     with _driver(_join):
         yield
 
@@ -92,10 +92,8 @@ def _join() -> None:
     """Connects to Ray, which raises ConnectionError if none runs here, and various errors for a wrong token."""
     import ray
 
-    from raylens.deployments.ray_internals.driver_imports import DriverJob
-
     try:
-        ray.init(address="auto", job_config=DriverJob(), log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address="auto", job_config=driver_job(), log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise RuntimeError("no Ray runs on this node: `raylens node` starts it") from error
     except Exception as error:
@@ -106,14 +104,13 @@ def _start(num_cpus: float, dashboard: bool, temp_dir: Path | None) -> None:
     """Starts Ray, which raises a plain Exception if one of its processes does not start in time."""
     import ray
 
-    from raylens.deployments.ray_internals.driver_imports import DriverJob
     from raylens.deployments.ray_internals.one_machine import one_machine
 
     try:
         with one_machine(temp_dir) as private:
             ray.init(
                 address="local",
-                job_config=DriverJob(),
+                job_config=driver_job(),
                 num_cpus=num_cpus,
                 include_dashboard=dashboard,
                 log_to_driver=False,

@@ -26,8 +26,7 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @contextmanager
 def owned_processes(folder: Path) -> Iterator[None]:
-    """Makes this process the owner of the server in `folder`. All of the server's processes end with the block, or with
-    this process if it is killed."""
+    """Owns the server in `folder`: its processes end with the block, or with this process if it is killed."""
     with (folder / _LOCK_FILE).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         command = [sys.executable, "-I", "-S", __file__, str(folder)]
@@ -61,7 +60,6 @@ def kill_orphans() -> None:
 
 
 def pids_of(folder: Path) -> list[int]:
-    """Returns the processes of the server in `folder`."""
     return [pid for pid, other in _marked_processes() if other == folder]
 
 

@@ -24,8 +24,7 @@ from raylens.deployments.cluster.late_signals import signals_later
 from raylens.deployments.ray_internals.start_worker import LENGTH_BYTES, SOCKET_VARIABLE
 from raylens.deployments.stages.process_setup import MALLOC_VARIABLES, prepare_torch
 
-NUM_THREADS = 1
-"""CPUs of a forked stage. The libraries read their number of threads at import."""
+NUM_THREADS = 1  # CPUs of a forked stage. The libraries read their number of threads at import
 _MODULES = (
     *("raylens.preprocess.processor", "raylens.encoder.engine", "raylens.llm.engine", "raylens.deployments.config"),
     *("fastapi", "google.protobuf.message", "grpc.aio", "jsonschema", "prometheus_client", "requests"),  # for Ray
@@ -49,8 +48,7 @@ def worker_template(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def main() -> None:
-    """Imports all modules, then forks a worker for each connection to the socket `argv[1]`. Ends with standard input
-    and so with the parent process."""
+    """Imports all modules, then forks a worker per connection to the socket `argv[1]`. Ends with standard input."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # `raylens serve` ends it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # avoids zombies
     with socket.socket(socket.AF_UNIX) as server:

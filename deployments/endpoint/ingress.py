@@ -44,7 +44,7 @@ from raylens.deployments.ray_internals.handles import num_running_replicas, rout
 from raylens.deployments.replica_start import Replica, start_replica
 from raylens.deployments.routing.work_scaling import PendingWork
 from raylens.deployments.stages.process_setup import skip_startup_objects
-from raylens.deployments.stages.stage_handles import StageHandles
+from raylens.deployments.stages.stage_calls import StageHandles
 
 REQUESTS = "requests"
 _REPORT_SECONDS = 0.5

@@ -23,9 +23,8 @@ _ANSWER_SECONDS = 60.0  # Ray answers within milliseconds, except on a busy mach
 
 
 def start_app(app: "Application", name: str, logging_config: dict[str, object], say: Callable[[str], None]) -> None:
-    """Deploys the application at the route `/`; returns once all of its replicas run. `say` gets a line for each change
-    of the stages' states. Raises RuntimeError if a stage does not start (with its error), or if the start takes minutes
-    and no stage works any more; NoRayError if Ray ends."""
+    """Deploys the application at the route `/`; returns once all replicas run. `say` gets a line for each change of
+    state. Raises RuntimeError if a stage fails, or after minutes without work; NoRayError if Ray ends."""
     from ray import serve
 
     target = serve.RunTarget(app, name=name, route_prefix="/", logging_config=logging_config)

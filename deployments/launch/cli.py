@@ -85,8 +85,7 @@ Copy a checkpoint, with safetensors weights under the names that Raylens and tra
 The command only reads SRC, and holds at most one file of weights in memory. The new folder DST gets its name once all
 weights are written, read back and compared bit by bit, so a stopped conversion leaves nothing that looks finished.
 """
-_DEPLOY_SECONDS = 1800
-"""Enough for new nodes that start and download a model."""
+_DEPLOY_SECONDS = 1800  # enough for new nodes that start and download a model
 _INTERRUPTED = 130
 """The exit status of a stopped command that should have finished, as in shells. Stopping a server is not a failure."""
 _CHECK_SECONDS = 0.5
@@ -117,13 +116,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Stopped(KeyboardInterrupt):
-    """The process was asked to stop. After a plain KeyboardInterrupt in an import, Python exits with the signal's
-    status even if the interrupt was caught."""
+    """After a plain KeyboardInterrupt in an import, Python exits with the signal's status, even if it was caught."""
 
 
 def _stop_on_signals() -> None:
-    """Makes SIGTERM and SIGHUP shut down as cleanly as Ctrl-C, which shells make background processes ignore. SIGHUP
-    stays ignored under `nohup`."""
+    """Makes SIGTERM and SIGHUP shut down as cleanly as Ctrl-C. SIGHUP stays ignored under `nohup`."""
 
     def stop(*_: object) -> None:
         raise _Stopped
@@ -149,10 +146,7 @@ def _serve(args: argparse.Namespace) -> int:
         os.environ[api_keys.ENVIRONMENT_VARIABLE] = ",".join(args.api_key)
     port = args.port or free_port()
     kill_orphans()  # an orphan may hold the port
-    try:
-        host = check_address(args.host, port)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    host = check_address(args.host, port)
     os.environ[server_log.LEVEL_VARIABLE] = args.log_level
     os.environ[server_log.FORMAT_VARIABLE] = args.log_format
     with running_app(config, host=host, port=port, dashboard=args.dashboard, log=sys.stderr) as url:

@@ -122,7 +122,6 @@ def _read_settings(path: Path) -> tuple[dict[str, Any], _Lines]:
 
 
 def _with_keys(config: AppConfig) -> AppConfig:
-    """Checks the key file and makes its path absolute."""
     if config.auth.keys_file is None:
         return config
     file = Path(config.auth.keys_file).expanduser().resolve()
@@ -145,7 +144,6 @@ def _with_folder(config: ModelT, section: str, field: str) -> ModelT:
 
 
 def _check_hub_id(config: ModelConfig) -> None:
-    """Refuses an invalid hub id, an unknown model, and a model that this server cannot serve."""
     model = config.model
     owner, slash, name = model.partition("/")
     if not slash or not _HUB_NAME.fullmatch(owner) or not _HUB_NAME.fullmatch(name):
@@ -170,8 +168,7 @@ def _check_plugin(choice: VisionPluginConfig) -> None:
 
 
 def _check_family(argument: str, file: Path, *, has_plugin: bool) -> None:
-    """Refuses a `model_type` that this server cannot serve. With a plug-in, any type without a vision half passes here;
-    the engine refuses those that it cannot run."""
+    """Refuses a `model_type` that this server cannot serve. With a plug-in, the engine decides on text models."""
     try:
         model_type = json.loads(file.read_text())["model_type"]
     except (OSError, ValueError, KeyError, TypeError) as error:

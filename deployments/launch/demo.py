@@ -27,7 +27,6 @@ def run_demo(url: str, model: str) -> int:
 
 
 def _ask(url: str, model: str, pictures: list[str], question: str) -> tuple[str, dict[str, Any]]:
-    """Streams one answer to the terminal. Returns the answer with its stage timings."""
     content = [picture_part((PICTURES / name).read_bytes()) for name in pictures]
     content.append({"type": "text", "text": question})
     messages = [{"role": "user", "content": content}]
@@ -67,5 +66,4 @@ def _waterfall(timings: dict[str, Any]) -> str:
 
 
 def picture_part(content: bytes) -> dict[str, Any]:
-    """Returns an encoded picture as a content part of a chat message."""
     return {"type": "image_url", "image_url": {"url": data_url(content)}}

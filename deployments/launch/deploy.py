@@ -118,7 +118,6 @@ def _send(wanted: "ServeDeploySchema") -> set[str]:
 
 
 def _check_unchanged(wanted: Mapping[str, Any], running: Any) -> None:
-    """Raises ConfigError for a setting of the endpoint that a running Ray Serve would not change."""
     for name, value in wanted.items():
         if (kept := getattr(running, name)) != value:
             raise ConfigError(

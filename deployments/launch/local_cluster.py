@@ -24,6 +24,7 @@ from raylens.deployments.cluster.worker_template import worker_template
 from raylens.deployments.config import AppConfig
 from raylens.deployments.item_store.uploads import FOLDER_VARIABLE
 from raylens.deployments.launch.app_lifetime import end_app, start_app
+from raylens.deployments.launch.config_file import ConfigError
 from raylens.deployments.placement import lacking
 from raylens.deployments.ray_internals.environment import (
     ONE_MACHINE,
@@ -88,9 +89,8 @@ def local_ray(
     say: Callable[[str], None] = print_at_once,
     log: TextIO | None = None,
 ) -> Iterator[None]:
-    """Runs a Ray cluster of this machine, which offers at least `num_cpus` CPUs, with Ray Serve. `ingress_scales`:
-    replicas of the ingress may end while others serve. Only the endpoint listens on `host`, everything else on
-    loopback; files and sockets are private to this user."""
+    """Runs Ray Serve on a Ray cluster of this machine with at least `num_cpus` CPUs. Only the endpoint listens on
+    `host`, all else on loopback. `ingress_scales`: replicas of the ingress may end while others serve."""
     keep_ray_token_private(Path.home())
     with ExitStack() as stack:
         folder = stack.enter_context(private_folder())
@@ -180,19 +180,19 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def check_address(host: str, port: int) -> str:
-    """Returns the address of `host`, a name or an address of this machine, if `port` is free on it. Raises ValueError
+    """Returns the address of `host`, a name or an address of this machine, if `port` is free on it. Raises ConfigError
     if there is no such host, RuntimeError if the port is unavailable."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except OSError as error:
-        raise ValueError(f"--host {host}: {error.strerror}") from error
+        raise ConfigError(f"--host {host}: {error.strerror}") from error
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address)
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
-                raise ValueError(f"--host {host}: {address[0]} is no address of this machine") from error
+                raise ConfigError(f"--host {host}: {address[0]} is no address of this machine") from error
             raise RuntimeError(f"cannot listen on {host}, port {port}: {error.strerror}") from error
     return str(address[0])
 
@@ -213,8 +213,7 @@ def free_port() -> int:
 
 
 def wait_for_health(url: str, deadline: float, poll_seconds: float) -> OSError | None:
-    """Polls the endpoint until every stage is ready. Returns None then, or the last failure at `deadline`, a time of
-    `time.monotonic`."""
+    """Polls until every stage is ready: None then, or the last failure at `deadline` (`time.monotonic`)."""
     while True:
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=_HEALTH_SECONDS):

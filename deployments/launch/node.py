@@ -32,8 +32,7 @@ _NUM_LOOKS = 2  # without a raylet, after which Ray has ended and is not just re
 
 
 def start_node(arguments: Sequence[str]) -> int:
-    """Runs `ray start` with the arguments and returns its exit status. Does nothing if Ray already runs here with the
-    same arguments and code; stops a different Ray first."""
+    """Runs `ray start` and returns its status, unless Ray runs here with the same arguments and code."""
     keep_ray_token_private(Path.home(), make=False)
     folder = Path.home() / ".raylens"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -101,8 +100,7 @@ def _ray_runs() -> bool:
 
 
 def kind_of_start(arguments: Sequence[str], root: Path) -> str:
-    """Returns a hash of the arguments, the autoscaler's file, and the code below `root` except compiled files, which
-    follow from the others."""
+    """Returns a hash of the arguments, the autoscaler's file, and the code below `root` except compiled files."""
     digest = hashlib.sha256("\0".join(arguments).encode())
     named = [Path(one.partition("=")[2]).expanduser() for one in arguments if one.startswith("--autoscaling-config=")]
     code = sorted(file for name in _CODE for file in ((root / name), *(root / name).rglob("*")))
@@ -120,7 +118,6 @@ def _stay_beside_ray(folder: Path) -> None:
 
 
 def _processes() -> Iterator[tuple[int, list[str]]]:
-    """Yields the pid and the command line of each of this user's processes."""
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")

@@ -19,7 +19,6 @@ class NoAnswerError(RuntimeError):
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that select the server."""
     add: Any = parser.add_argument
     add("--url", type=_address, default=_DEFAULT_URL, help="the server's address (default: %(default)s)")
     add(

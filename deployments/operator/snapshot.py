@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Requests for generated text. `ended` and `errors` count from the start, other fields cover the window.
-    `error_ratio`: errors / (ended + errors). `goodput`: requests within the SLO settings. `rejections`: by admission,
-    nonzero counts by reason."""
+    """`ended` and `errors` count from the start. `error_ratio`: errors / (ended + errors). `goodput`: requests within
+    the SLO settings. `rejections`: by admission, by reason."""
 
     ended: int
     errors: int
@@ -71,8 +70,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A running replica. Only engines have the last four fields: used share of the KV cache, sequences, and prompt
-    tokens to compute."""
+    """The last four fields (KV cache's used share, sequences, prompt tokens to compute) are those of engines."""
 
     deployment: str
     name: str
@@ -122,8 +120,7 @@ class KeyUse:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`seconds`: the window of rates, latencies and ratios. `preemptions` and `recomputed` (retried calls of a stage)
-    count from the start."""
+    """`seconds`: the window. `preemptions` and `recomputed` (retried calls of a stage) count from the start."""
 
     version: str
     seconds: float

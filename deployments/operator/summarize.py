@@ -56,8 +56,7 @@ _MAX_KEYS = 10
 
 
 class RecentPages:
-    """Keeps the pages of the last `window_s` seconds. Views show the growth from the oldest to the newest page, so
-    figures move steadily."""
+    """Keeps the pages of the last `window_s` seconds, whose growth the views show, so that figures move steadily."""
 
     def __init__(self, window_s: float = WINDOW_SECONDS) -> None:
         self._window_s = window_s
@@ -65,8 +64,7 @@ class RecentPages:
 
     def add(self, page: MetricsPage, now: float) -> Snapshot | None:
         """Returns the snapshot since the latest page that is at least the window older, else since the oldest page.
-        None without an earlier page, or if no page was added for twice the window. `now`: monotonic seconds of the
-        reading."""
+        None without an earlier page, or after a pause of twice the window. `now`: monotonic seconds of the reading."""
         while len(self._pages) > 1 and self._pages[1][0] <= now - self._window_s:
             self._pages.popleft()
         age = self.age(now)
@@ -207,8 +205,7 @@ def _item_cache(name: str, metric: str, window: _Window) -> Cache:
 
 
 def _prefix_cache(window: _Window) -> Cache:
-    """The prefix cache has no size of its own, because its blocks are in the KV caches. `usage`: mean usage of the KV
-    caches."""
+    """The prefix cache's blocks are in the KV caches. `usage`: mean usage of the KV caches."""
     metric = "kv_cache_usage_perc"
     usage = _ratio(window.now.sum(metric), len(window.now.values(metric)))
     return Cache("prefixes", "tokens", *_hits("prefix_cache", window), None, None, None, usage)

@@ -27,8 +27,7 @@ Rates and latencies cover the last 10 seconds, counts the time since the start. 
 shows the same in a browser; docs/operating.md explains the figures.
 """
 _REDRAWS_PER_SECOND = 2
-_LATE_SECONDS = 1.0
-"""Tolerated duration of an answer before the view reports silence."""
+_LATE_SECONDS = 1.0  # tolerated duration of an answer before the view reports silence
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,8 +45,7 @@ def _interval(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draws the server's metrics every `args.interval` seconds: once, or until the user stops it. Returns the exit
-    status. Raises NoAnswerError if the first reading fails."""
+    """Draws the server's metrics, once or until the user stops it. Raises NoAnswerError if the first reading fails."""
     from rich.console import Console
 
     from raylens.deployments.operator.view import View
@@ -66,7 +64,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read(server: RunningServer) -> MetricsPage:
-    """Raises NoAnswerError."""
     try:
         return MetricsPage.of_text(server.get("/metrics"))
     except ValueError as error:
@@ -74,7 +71,6 @@ def _read(server: RunningServer) -> MetricsPage:
 
 
 def _read_twice(server: RunningServer, interval_s: float) -> Snapshot:
-    """Returns the snapshot of one interval. Raises NoAnswerError."""
     pages = RecentPages(interval_s)
     pages.add(_read(server), time.monotonic())
     time.sleep(interval_s)
@@ -85,8 +81,7 @@ def _read_twice(server: RunningServer, interval_s: float) -> Snapshot:
 
 
 def _watch(server: RunningServer, console: "Console", interval_s: float) -> NoReturn:
-    """Draws until the process is stopped. Waits for a server that disappeared. Raises NoAnswerError if the first
-    reading fails."""
+    """Waits for a server that disappeared. Raises NoAnswerError if the first reading fails."""
     from rich.live import Live
 
     from raylens.deployments.operator.view import View

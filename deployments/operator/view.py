@@ -24,8 +24,7 @@ class View:
     def __init__(
         self, url: str, snapshot: Snapshot | None = None, *, late_s: float = math.inf, fits_screen: bool = False
     ) -> None:
-        """`late_s`: seconds without a new snapshot until the view reports silence. `fits_screen`: hide replicas that do
-        not fit on the screen."""
+        """`late_s`: longest silence before the view reports it. `fits_screen`: hide replicas below the screen."""
         self._url, self._snapshot, self._late_s, self._fits_screen = url, snapshot, late_s, fits_screen
         self._problem = ""
         self._read_at = time.monotonic()
@@ -37,7 +36,6 @@ class View:
         self._read_at = time.monotonic()
 
     def fail(self, problem: str) -> None:
-        """`problem`: the reason for the missing snapshot."""
         self._problem = problem
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -112,7 +110,6 @@ def _requests(snapshot: Snapshot) -> Table:
 
 
 def _warnings(snapshot: Snapshot) -> Iterable[Text]:
-    """Yields a line for each kind of rare event."""
     if snapshot.requests.rejections:
         refused = ", ".join(f"{count} for {reason}" for reason, count in snapshot.requests.rejections.items())
         yield Text(f"refused for want of room: {refused}", _BAD)

@@ -25,8 +25,7 @@ def with_version(deployment: serve.Deployment, version: str) -> serve.Deployment
 
 
 class _VersionedConfig(DeploymentConfig):
-    """Ray Serve's options of a deployment. Keeps its own version when Ray Serve sets another one on the way to its
-    controller."""
+    """Ray Serve's options of a deployment, with a version that Ray Serve cannot change on the way to its controller."""
 
     _own_version: str = PrivateAttr()
 

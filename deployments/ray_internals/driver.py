@@ -1,17 +1,19 @@
-"""This process as Ray's driver: its signals, metrics, threads, and the death of its cluster.
+"""This process as Ray's driver: its folders, signals, metrics, threads, and the death of its cluster.
 
-Ray 2.60: `ray.init` replaces the driver's handler of SIGTERM. Each session exports metrics in a thread; OpenTelemetry
-in `_raylet.so` joins the first session's thread only, and later ones crash some runs while the process ends. Neither
-`serve.shutdown()` nor `ray.shutdown()` ends the event loop that routes a driver's calls. Public calls wait for a dead
-cluster without a limit, and none tells whether its processes run.
-Needed: a SIGTERM during Ray's start waits for its end (`deployments/cluster/late_signals.py`). A process may have
-several sessions, leaves no threads of theirs, and ends cleanly; Ray's other processes report its metrics. `raylens
-serve` ends with a message when Ray has died.
+Ray 2.60: a driver sends its working folder and its script's folder (`_py_driver_sys_path` of its `JobConfig`) to its
+workers, which import from there first. `ray.init` replaces the driver's handler of SIGTERM. Each session exports
+metrics in a thread; OpenTelemetry in `_raylet.so` joins the first session's thread only, and later ones crash some runs
+while the process ends. Neither `serve.shutdown()` nor `ray.shutdown()` ends the event loop that routes a driver's
+calls. Public calls wait for a dead cluster without a limit, and none tells whether its processes run.
+Needed: a folder `torch` where the server is started is not imported as PyTorch. A SIGTERM during Ray's start waits for
+its end (`deployments/cluster/late_signals.py`). A process may have several sessions, leaves no threads of theirs, and
+ends cleanly; Ray's other processes report its metrics. `raylens serve` ends with a message when Ray has died.
 Test: `tests/deployments/ray_internals/test_driver.py`, `tests/deployments/ray_internals/test_environment.py`,
 `tests/deployments/ray_internals/test_on_ray.py`, `test_the_vital_processes_of_this_driver_s_ray_run`;
-`tests/deployments/test_ray_session.py`, `tests/deployments/test_server_endings.py`.
-Way back: arguments of `ray.init` for signals (ray-project/ray#17308, #46997, closed) and metrics (#60048 reports such a
-crash); a `serve.shutdown()` that ends the thread; a public list of the processes of `ray.init`."""
+`tests/deployments/test_ray_session.py`, `tests/deployments/test_server_endings.py`, `tests/test_package.py`.
+Way back: options of `JobConfig` (ray-project/ray#43214, reverted by #44435) and of `ray.init` for signals (#17308,
+#46997, closed) and metrics (#60048 reports such a crash); a `serve.shutdown()` that ends the thread; a public list of
+the processes of `ray.init`."""
 
 import asyncio
 import os
@@ -19,11 +21,27 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 WITHOUT_METRICS = {"RAY_enable_open_telemetry": "0", "RAY_enable_metrics_collection": "0"}
-_VITAL = ("raylet", "gcs_server")
-"""Ray's names of the processes that a cluster cannot do without."""
+_VITAL = ("raylet", "gcs_server")  # Ray's names of the processes that a cluster cannot do without
 _END_SECONDS = 10.0
+
+
+def driver_job() -> Any:
+    """Returns a JobConfig that sends the workers no folders. Imports Ray late: Ray reads its environment at import."""
+    from ray.job_config import JobConfig
+
+    class DriverJob(JobConfig):
+        @property
+        def _py_driver_sys_path(self) -> list[str]:
+            return []
+
+        @_py_driver_sys_path.setter
+        def _py_driver_sys_path(self, folders: Any) -> None:
+            """Keeps none."""
+
+    return DriverJob()
 
 
 @contextmanager

@@ -37,14 +37,12 @@ ONE_MACHINE = {
     "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",  # a stage fails at once: retries find another node in a cluster only
 }
 """Additions to and replacements of RAY_ENVIRONMENT on one machine."""
-WITHOUT_DASHBOARD = {"RAY_task_events_report_interval_ms": "0"}
-"""Ray sends the events of each call to its dashboard."""
+WITHOUT_DASHBOARD = {"RAY_task_events_report_interval_ms": "0"}  # Ray sends the events of each call to its dashboard
 WITHOUT_HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "0"}
 
 
 def draining(seconds: float) -> dict[str, str]:
-    """Grace period: a stopping replica of the ingress keeps serving this long, so that HAProxy hears of it. Ray's 30 s
-    also suit load balancers in front of HAProxy."""
+    """Grace period: a stopping replica of the ingress keeps serving this long, so that HAProxy hears of it."""
     return {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": f"{seconds:g}"}
 
 

@@ -50,7 +50,6 @@ class ConnectionLimits:
 
     @staticmethod
     def files_for(total: int) -> int:
-        """Returns the number of open files that this many connections need."""
         return total * _FDS_PER_CONNECTION + _OTHER_FDS
 
 
@@ -59,9 +58,8 @@ class UnknownConfigurationError(RuntimeError):
 
 
 def rewrite(config: str, *, max_open_files: int, host: str | None, pages: Mapping[int, Path]) -> str:
-    """Returns Ray Serve's configuration made safe. `max_open_files` bounds HAProxy's connections. `host`: the listen
-    address instead of Ray's. `pages`: the file of each status's error page. Raises UnknownConfigurationError if a line
-    that must change is missing."""
+    """Returns the safe configuration. `max_open_files` bounds connections. `host`: the listen address instead of Ray's.
+    `pages`: each status's error page. Raises UnknownConfigurationError if a line that must change is missing."""
     connections = _CONNECTIONS.search(config)
     limits = ConnectionLimits.within(int(connections[1]) if connections else 0, max_open_files)
     sections = [_rewritten(one, limits, host, pages) for one in _SECTION.split(config)]
@@ -96,19 +94,16 @@ def _rewritten(section: str, limits: ConnectionLimits, host: str | None, pages: 
         if host is not None:
             section = _replace(section, r"^    bind \S+:(\d+)$", rf"    bind {host}:\1")
         head, bind, rest = re.split(r"(^    bind .*\n)", section, maxsplit=1, flags=re.MULTILINE)
-        return head + bind + _indented(_limiting_lines(limits)) + rest
+        limiting = [
+            "stick-table type ipv6 size 100k expire 60s store conn_cur",
+            "tcp-request connection track-sc0 src,ipmask(32,64)",
+            f"tcp-request connection reject if {{ sc0_conn_cur gt {limits.per_address} }}",
+            f"http-after-response set-header Connection close if {{ fe_conn gt {limits.crowded} }}",
+        ]
+        return head + bind + _indented(limiting) + rest
     if name == "backend default_backend":  # no application runs
         return "backend default_backend\n" + _indented(["http-request return status 503 default-errorfiles"])
     return section
-
-
-def _limiting_lines(limits: ConnectionLimits) -> list[str]:
-    return [
-        "stick-table type ipv6 size 100k expire 60s store conn_cur",
-        "tcp-request connection track-sc0 src,ipmask(32,64)",
-        f"tcp-request connection reject if {{ sc0_conn_cur gt {limits.per_address} }}",
-        f"http-after-response set-header Connection close if {{ fe_conn gt {limits.crowded} }}",
-    ]
 
 
 def _indented(lines: Sequence[str]) -> str:

@@ -5,5 +5,4 @@ Needed: the fields of the access log are in Ray's files, too.
 Test: `tests/deployments/ray_internals/test_log_fields.py`.
 Way back: a documented name. The constant is private, and importing it would import all of Ray Serve."""
 
-ATTRIBUTE = "ray_serve_extra_fields"
-"""Holds the fields: `extra={ATTRIBUTE: {...}}`."""
+ATTRIBUTE = "ray_serve_extra_fields"  # holds the fields: `extra={ATTRIBUTE: {...}}`

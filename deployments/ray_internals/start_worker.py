@@ -16,10 +16,8 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-SOCKET_VARIABLE = "RAYLENS_WORKER_TEMPLATE"
-"""Environment variable: the template's socket."""
-FORKED = "RAYLENS_FORKED"
-"""Environment variable of workers that the template forks."""
+SOCKET_VARIABLE = "RAYLENS_WORKER_TEMPLATE"  # environment variable: the template's socket
+FORKED = "RAYLENS_FORKED"  # environment variable of workers that the template forks
 LENGTH_BYTES = 4
 _CONTEXT, _LANGUAGE = "--serialized-runtime-env-context=", "--language="
 
@@ -49,7 +47,6 @@ def _is_plain(context: dict[str, Any]) -> bool:
 
 
 def _start_by_ray(arguments: list[str]) -> NoReturn:
-    """Becomes Ray's own program."""
     from ray._private.workers import __file__ as package
 
     program = os.path.join(os.path.dirname(package), "setup_worker.py")
@@ -57,8 +54,7 @@ def _start_by_ray(arguments: list[str]) -> NoReturn:
 
 
 def _fork(path: str, command: list[str]) -> bool:
-    """Asks the template to fork the worker; returns whether it did. The worker has this process's output and belongs to
-    this process's group, which Ray ends with the worker."""
+    """Returns whether the template forked the worker, with this process's output and group, which Ray ends with it."""
     order = {"command": command, "environment": dict(os.environ), "group": os.getpgid(0)}
     body = json.dumps(order).encode()
     try:

@@ -11,8 +11,7 @@ class CharacterStarts:
         self.num_chars = 0
 
     def feed(self, content: bytes) -> tuple[int, str]:
-        """Returns the index of the character in which the next bytes, `content`, begin, and the text that they
-        complete."""
+        """Returns the index of the next bytes' (`content`) first character, and the text that they complete."""
         unfinished, _ = self._decoder.getstate()
         start = self.num_chars + (not _goes_on(unfinished, content))
         text = self._decoder.decode(content)

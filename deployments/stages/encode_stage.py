@@ -67,7 +67,6 @@ class Encode(Replica):
         skip_startup_objects()
 
     def _load(self, config: AppConfig) -> "EncoderEngine":
-        """Loads the vision half and bounds its activation memory."""
         from raylens.encoder.config import EncoderConfig
         from raylens.encoder.engine import EncoderEngine
 
@@ -92,8 +91,7 @@ class Encode(Replica):
     async def encode(
         self, request_id: str, modality: str, item: PackedItem, sent_at: float, context: RequestContext
     ) -> AsyncGenerator[PackedTensor | EmbeddingInfo]:
-        """Yields the embeddings (num_embeds, embedding_size) and an EmbeddingInfo. `sent_at`: wall time of the call,
-        which may precede the item."""
+        """Yields the embeddings (num_embeds, embedding_size) and an EmbeddingInfo. `sent_at`: wall time of the call."""
         watch = Stopwatch()
         with in_request(context):
             output = await self._encoded(request_id, modality, item, watch)
@@ -146,7 +144,6 @@ class Encode(Replica):
         return output
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns the load figures for `deployments/routing/work_scaling.py`."""
         return self._pending.stats()
 
     async def heartbeat(self) -> Heartbeat:
@@ -165,7 +162,6 @@ class Encode(Replica):
 
 
 def warn_of_largest_picture(engine: "EncoderEngine", items: "ItemProcessor") -> None:
-    """Warns at startup that the model's largest images will be refused for lack of memory."""
     num_patches = engine.largest_segment("image", items.largest_item("image")[1])
     if engine.max_segment_patches is not None and num_patches > engine.max_segment_patches:
         logger.warning(

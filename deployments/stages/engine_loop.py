@@ -18,9 +18,8 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 _IDLE_BEAT_SECONDS = 0.5
 _CLOSE_SECONDS = 5.0
 SWITCH_SECONDS = 5e-5
-"""The interpreter's switch interval. With Python's 5 ms, longer than a GPU step, the engine's thread, which releases
-the interpreter at each torch operation, waits while the event loop sends the last step's outputs. Linux may add 50 us
-to any wait, so a shorter interval gains little."""
+"""The interpreter's switch interval. With Python's 5 ms, longer than a GPU step, the engine's thread waits while the
+event loop sends the last step's outputs. Linux may add 50 us to any wait, so a shorter interval gains little."""
 
 
 class EngineOutput(Protocol):
@@ -105,13 +104,12 @@ class EngineLoop(Generic[OutputT]):
         receive: Callable[[list[OutputT]], bool],
         additions: Sequence[Callable[[], Awaitable[Callable[[str], None]]]] = (),
     ) -> None:
-        """Runs one request until `receive` returns True, then aborts it in the engine, also after an error or a
-        cancellation.
+        """Runs one request until `receive` returns True, an error or a cancellation, then aborts it in the engine.
 
-        `receive(outputs)` runs on the event loop in the caller's context and gets all outputs that are ready.
+        `receive(outputs)` runs on the event loop in the caller's context and gets all ready outputs.
         `add_request(engine_id)` runs on the engine's thread; so does the result of each of `additions`, once its
-        coroutine returns. `run` raises any error of these functions. `engine_id` stays unique if a request is sent
-        again while its first attempt ends."""
+        coroutine returns. `run` raises their errors. `engine_id` stays unique if a request is sent again while its
+        first attempt ends."""
         if self._failure is not None:
             raise EngineDiedError("the engine has stopped") from self._failure
         request = _EngineRequest(receive)
@@ -155,7 +153,6 @@ class EngineLoop(Generic[OutputT]):
 
     @property
     def num_requests(self) -> int:
-        """Returns the number of requests in `run`."""
         return len(self._requests)
 
     @property

@@ -44,7 +44,7 @@ class GenerateRank:
         set_up_torch(num_cpus)
 
     def node_address(self) -> str:
-        return _node_address()
+        return str(ray.util.get_node_ip_address())
 
     def load(self, config: "EngineConfig", parallel: "ParallelConfig", address: str, port: int) -> None:
         """Connects to the other ranks at rank 0's address and loads this rank's part of the model."""
@@ -123,7 +123,7 @@ class RankActors:
         from raylens.llm.ranks.parallel import ParallelConfig
 
         addresses = {rank: actor.node_address.remote().future() for rank, actor in self._actors.items()}
-        hosts = meeting_hosts([_node_address(), *_results(addresses)])
+        hosts = meeting_hosts([ray.util.get_node_ip_address(), *_results(addresses)])
         return [ParallelConfig(rank, self._world_size, host, _LOAD_TIMEOUT_SECONDS) for rank, host in enumerate(hosts)]
 
     def _tell(self, rank: int, on_end: Callable[[Exception], None], run: "Future[None]") -> None:
@@ -148,11 +148,6 @@ def _load_rank_0(config: "EngineConfig", place: "ParallelConfig", store: Any) ->
 
     group = ProcessGroup(place, store, torch.device(config.device))
     return group, LLMEngine(config, group)
-
-
-def _node_address() -> str:
-    address: str = ray.util.get_node_ip_address()
-    return address
 
 
 def _results(futures: dict[int, Future[T]]) -> list[T]:

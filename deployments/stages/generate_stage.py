@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import asdict, replace
@@ -76,7 +76,6 @@ class Generate(Replica):
         skip_startup_objects()
 
     def _load(self, config: AppConfig, ranks: RankActors | None) -> "LLMEngine":
-        """Loads the encoder, if it is placed here, and the language half."""
         # The encoder loads first, because the KV cache takes the remaining memory. Its graphs may take as much memory
         # as its activations.
         self._encoder = None if config.encode.placement == "separate" else Encode(config, spans=self._spans)
@@ -102,7 +101,6 @@ class Generate(Replica):
         return LLMEngine(engine_config) if ranks is None else ranks.load_engine(engine_config)
 
     def __del__(self) -> None:
-        """Stops the ranks, then runs the common cleanup of replicas."""
         super().__del__()
         ranks, self._ranks = self._ranks, None
         if ranks is not None and self._loop.close():
@@ -121,15 +119,12 @@ class Generate(Replica):
         priority: int,
         adapter: str | None = None,
     ) -> None:
-        """Renders an unrendered prompt and sends the answers to `address`, the first token at once, later ones in
-        pieces of those that are ready together. Returns when all pieces are sent. Computes the prompt up to the first
-        pending item of `items` until its embeddings arrive.
+        """Renders an unrendered prompt and sends the answers to `address`, the first token at once. Returns when all
+        pieces are sent. Computes the prompt up to the first pending item of `items` until its embeddings arrive.
 
-        Requests of different `cache_salt` share no prefix. Requests of a lower `priority` run first. `adapter`: the
-        name of a LoRA adapter. Pass `context` by position: Ray Serve's gRPC call has a parameter of the same name.
-
-        Raises EmbeddingsLostError if an item's embeddings do not arrive, LoraError for a broken adapter, and
-        InvalidRequestError for a removed one."""
+        Requests of different `cache_salt` share no prefix. Requests of a lower `priority` run first. `adapter`: a
+        LoRA's name. Pass `context` by position: Ray Serve's gRPC call has a parameter of the same name. Raises
+        EmbeddingsLostError, LoraError for a broken adapter, InvalidRequestError for a removed one."""
         with in_request(context), self._spans.span("generate", context) as span:
             lora = None if adapter is None else await self._find_adapter(adapter)
             connection = await self._connections.to(address.ingress)
@@ -172,8 +167,8 @@ class Generate(Replica):
         if params.structured_output is not None:
             # Takes up to seconds. On a thread it blocks no stream, and the engine finds the result cached.
             await asyncio.to_thread(self._engine.grammar_compiler.compile, params.structured_output)
-        if params.bad_words:
-            await asyncio.to_thread(self._spell, params.bad_words)
+        for word in params.bad_words:  # cached, so the engine's thread does not wait for them
+            await asyncio.to_thread(self._engine.byte_tokenizer.spellings, word)
         pieces_of = PieceMaker(
             self._engine.byte_tokenizer,
             lambda: self._engine.make_detokenizer(params, prompt),
@@ -202,11 +197,6 @@ class Generate(Replica):
         except OSError as error:  # file system temporarily unavailable
             logger.warning("generate.adapters_folder cannot be read: %s", error)
             return None
-
-    def _spell(self, words: Sequence[str]) -> None:
-        """Caches the words' spellings, so the engine's thread does not wait for them."""
-        for word in words:
-            self._engine.byte_tokenizer.spellings(word)
 
     async def encode(
         self, request_id: str, modality: str, item: PackedItem, sent_at: float, context: RequestContext

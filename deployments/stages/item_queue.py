@@ -31,7 +31,6 @@ class ItemQueue:
         self._oldest_may_take = 0.0
 
     def __len__(self) -> int:
-        """Returns the number of queued items."""
         return len(self._waiting)
 
     async def run(self, num_pixels: int, work: Callable[[], ResultT]) -> ResultT:

@@ -17,8 +17,7 @@ _SLOW_SECONDS = 1.0
 
 @contextmanager
 def memory_turn(device: str) -> Iterator[None]:
-    """Wraps a stage's startup, from its first allocation on `device` until its memory is planned. Waits for other
-    processes on the same GPU; does nothing on a CPU."""
+    """Wraps a stage's startup until its memory is planned. Waits for other processes on the GPU; not on a CPU."""
     import torch
 
     if torch.device(device).type != "cuda":

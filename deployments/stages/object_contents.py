@@ -6,8 +6,7 @@ import numpy as np
 import ray
 from ray import ObjectRef
 
-IN_MESSAGE_BYTES = 2**15
-"""The largest content inside a message; a larger message would delay others."""
+IN_MESSAGE_BYTES = 2**15  # the largest content inside a message; a larger message would delay others
 
 
 async def sent(content: bytes) -> bytes | ObjectRef:
@@ -18,5 +17,4 @@ async def sent(content: bytes) -> bytes | ObjectRef:
 
 
 async def received(content: bytes | ObjectRef) -> bytes:
-    """Resolves the result of `sent`."""
     return (await content).tobytes() if isinstance(content, ObjectRef) else content

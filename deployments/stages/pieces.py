@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class AnswerSender:
-    """Sends the answers of one Generate call, `number` at the ingress, piece by piece.
-
-    `pieces_of` converts the engine's outputs to pieces. `first_times` returns the stage times to send with the first
-    piece. `record` makes spans of each piece's stage times."""
+    """Sends the answers of one Generate call, `number` at the ingress, piece by piece. `first_times` returns the stage
+    times to send with the first piece. `record` makes spans of each piece's stage times."""
 
     connection: PieceConnection
     number: int
@@ -34,8 +32,7 @@ class AnswerSender:
     record: Callable[[Sequence[StageTime]], None]
 
     def receive(self, outputs: "list[RequestOutput]") -> bool:
-        """Sends the pieces of the engine's next `outputs`. Returns whether all answers have ended. Raises an output's
-        error, and PiecesLostError."""
+        """Sends the next pieces. Returns whether all answers ended. Raises an output's error, PiecesLostError."""
         for output in outputs:
             if output.error is not None:
                 raise output.error
@@ -55,8 +52,7 @@ class AnswerSender:
 
 
 class PieceMaker:
-    """Makes the pieces of one request. Converts tokens to text and to the bytes of named tokens, as the ingress has no
-    tokenizer, while the engine computes its next step."""
+    """Makes one request's pieces, with text and tokens' bytes, because the ingress has no tokenizer."""
 
     def __init__(
         self,
@@ -66,8 +62,7 @@ class PieceMaker:
         *,
         includes_stop: bool = False,
     ) -> None:
-        """`first_prompt_token`: set if the client asks for the prompt's tokens by name. `includes_stop`: an answer's
-        text includes its stop token."""
+        """`first_prompt_token`: set if the client asks for the prompt's tokens by name."""
         self._tokenizer = tokenizer
         self._detokenizers: defaultdict[int, Detokenizer] = defaultdict(make_detokenizer)
         self._first_prompt_token = first_prompt_token
@@ -115,8 +110,7 @@ class PieceMaker:
         return [ScoredToken(token_id, self._tokenizer.token_bytes(token_id), None, []), *told]
 
     def _text(self, last: "RequestOutput", token_ids: list[int], *, tells_offsets: bool) -> tuple[str, list[int]]:
-        """Returns the text of the answer's next `token_ids`, up to `last`, and the index of each token's first
-        character."""
+        """Returns the text of the next `token_ids`, up to `last`, and the index of each token's first character."""
         detokenizer = self._detokenizers[last.index]
         told = token_ids[:-1] if last.has_stop_token and not self._includes_stop else token_ids
         text, offsets = "", list[int]()
@@ -132,8 +126,7 @@ class PieceMaker:
         return text, offsets
 
     def _offset(self, index: int, token_id: int) -> int:
-        """Returns the index of the first character of answer `index`'s next token. Counts bytes only within an
-        incomplete character."""
+        """Returns the index of the next token's first character. Counts bytes only within an incomplete character."""
         detokenizer, starts, start = self._detokenizers[index], CharacterStarts(), 0
         for one in (*detokenizer.unfinished, token_id):
             start, _ = starts.feed(self._tokenizer.token_bytes(one) if detokenizer.tells(one) else b"")

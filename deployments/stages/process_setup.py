@@ -13,21 +13,18 @@ MALLOC_VARIABLES = {
     "MALLOC_MMAP_THRESHOLD_": str(64 * 2**20),
     "MALLOC_TRIM_THRESHOLD_": str(512 * 2**20),
 }
-"""glibc settings, read at process start: the process keeps the freed memory of bodies and images for reuse. By default
-glibc returns it to the kernel. Mapping five megabytes again blocks the ingress for 4 ms, on virtual machines sometimes
-for 100 ms."""
+"""glibc settings, read at process start: the process keeps freed memory for reuse. By default glibc returns it to the
+kernel; mapping five megabytes again blocks the ingress for 4 ms, on virtual machines sometimes for 100 ms."""
 PREPROCESS_NICENESS = 15
 """For all threads of the replica: an item thread with a niceness of its own was descheduled while it held the
 interpreter, and the other threads waited up to 0.3 s. Beside large images, the 99th percentile of another client's
 time to first token was 165 to 227 ms with 5 or 10, and 118 to 134 ms with 15."""
-ENCODER_NICENESS = 10
-"""With 5, one in ten prefill steps beside the encoder took 1.5 times the median."""
+ENCODER_NICENESS = 10  # with 5, one in ten prefill steps beside the encoder took 1.5 times the median
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def give_back_free_memory() -> None:
-    """Makes the C library return freed memory to the system, within some milliseconds. It keeps some 400 MB after an
-    image of 7000 x 7000, more than most later images need."""
+    """Returns freed memory to the system, within milliseconds: 400 MB after an image of 7000 x 7000."""
     trim = getattr(_LIBC, "malloc_trim", None)  # glibc only, not musl
     if trim is not None:
         trim(0)
@@ -57,11 +54,10 @@ def set_up_torch(num_cpus: float) -> None:
 
 
 def prepare_torch() -> None:
-    """Makes torchvision importable and makes idle torch threads sleep. Call it before the import of torch or
-    transformers.
+    """Makes torchvision importable and idle torch threads sleep. Call it before the import of torch or transformers.
 
-    By default, idle torch threads spin for a millisecond after each operation and starve the threads of Raylens' own
-    kernels: a vision tower took 1.7 times as long."""
+    By default, the threads spin for a millisecond after each operation and starve the threads of Raylens' own kernels:
+    a vision tower took 1.7 times as long."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded
     from raylens.modeling.torchvision_build import make_importable
 
@@ -69,8 +65,7 @@ def prepare_torch() -> None:
 
 
 def kernels_in_use(device: str) -> dict[str, str]:
-    """Returns a stage's entry for the details of `/health`: the library of CPU kernels, or the reason for its absence,
-    which is also logged. Empty on another device."""
+    """Returns an entry for `/health`: the library of CPU kernels, or why it is missing. Empty on another device."""
     if device != "cpu":
         return {}
     from raylens.cpu_kernels.library import kernel_library, why_missing

@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 from ray.exceptions import ObjectLostError, RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
-from ray.serve.handle import DeploymentResponseGenerator
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from raylens.deployments.metrics.instruments import Counter
 from raylens.deployments.ray_internals.handles import cancel_call
@@ -34,6 +34,18 @@ _ENDS = (EngineDiedError, PiecesLostError)
 MAX_ATTEMPTS = 4
 
 Remedy = Callable[[], Awaitable[None]]
+
+
+class StageHandles(NamedTuple):
+    """One model's stages. `encoders`: by name (`encode`, `generate`, or both); of equals the first is used. While the
+    application is built, deployments stand in for their handles."""
+
+    preprocess: DeploymentHandle[Any]
+    generate: DeploymentHandle[Any]
+    encoders: Mapping[str, DeploymentHandle[Any]]
+
+    def all(self) -> list[DeploymentHandle[Any]]:
+        return [self.preprocess, self.generate, *self.encoders.values()]
 
 
 class Stream(Protocol):
@@ -79,8 +91,7 @@ class StageUnavailableError(StageError):
 
 
 class StageCalls:
-    """Calls the stages. `items_recomputed` counts retries. `on_reply(stage)` runs whenever a stage answers, as a sign
-    of life."""
+    """`items_recomputed` counts retries. `on_reply(stage)` runs whenever a stage answers, as a sign of life."""
 
     def __init__(self, items_recomputed: Counter, on_reply: Callable[[str], None] = lambda stage: None) -> None:
         self._items_recomputed = items_recomputed
@@ -104,8 +115,7 @@ class StageCalls:
                 return result
 
     async def stream(self, stage: str, call: Callable[[], Stream], make_lost_again: Remedy) -> AsyncGenerator[Any]:
-        """Yields the stream of `call()`. Recovers like `send` until the first object arrives; a later failure is final.
-        Closing the stream cancels the call."""
+        """Yields the stream of `call()`. Recovers like `send` until its first object. Closing it cancels the call."""
         attempt = 0
         while True:
             has_started = False
@@ -128,9 +138,8 @@ class StageCalls:
                 raise
 
     async def _recover(self, error: Exception, stage: str, attempt: int, make_lost_again: Remedy | None) -> None:
-        """Returns if the call can be retried, else raises `error` as one of this application's errors. After a
-        replica's death, another replica takes the call after a pause. Lost data is recomputed first. A stage's own
-        error is final: a retry would fail in the same way."""
+        """Returns if the call can be retried, else raises `error` as one of this application's. After a replica's
+        death, another takes the call after a pause. Lost data is recomputed first. A stage's own error is final."""
         cause = _cause(error)
         is_lost = isinstance(cause, _LOSSES)
         has_died = not _is_own(error) or isinstance(cause, _ENDS)
@@ -172,14 +181,12 @@ async def with_pending(
 
 
 def has_result(task: "asyncio.Future[Any]") -> bool:
-    """Returns whether the task succeeded."""
     return task.done() and not task.cancelled() and task.exception() is None
 
 
 @contextlib.contextmanager
 def _own_cancellation_only() -> Iterator[None]:
-    """Raises TaskCancelledError, one of _CALL_ERRORS, for a CancelledError without a cancellation of this task: Ray
-    Serve raises one if the call's replica has died."""
+    """Raises TaskCancelledError, a _CALL_ERROR, if this task was not cancelled: the call's replica has died."""
     try:
         yield
     except asyncio.CancelledError:
