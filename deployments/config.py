@@ -175,10 +175,7 @@ class GenerateConfig(ScaledConfig):
     num_gpus: float = Field(0.0, ge=0, description="GPUs per rank, may be a fraction (of several ranks above 0.5)")
     resources: Resources = {}
     engine: EngineSettings = Field(EngineSettings(), description="the engine of each replica")
-    adapters_folder: str | None = Field(
-        None,
-        description="folder with a subfolder for each LoRA adapter (PEFT's format), a model of that name; null: none",
-    )
+    adapters_folder: str | None = Field(None, description="folder with a subfolder per LoRA adapter; null: none")
 
     @property
     def gpu_share(self) -> float:
@@ -197,8 +194,7 @@ class GenerateConfig(ScaledConfig):
             "engine.max_loras: a model divided among ranks serves no adapters": ranks and engine.max_loras,
             f"engine.async_scheduling: {NO_ASYNC_WITH_RANKS}": ranks and engine.async_scheduling,
             "num_cpus and num_gpus are 0, but ranks need a reservation": ranks and not self.num_cpus + self.num_gpus,
-            f"num_gpus ({self.num_gpus}) must be above 0.5, or 0: ranks share no GPU": ranks
-            and 0 < self.num_gpus <= 0.5,
+            "num_gpus must be 0 or above 0.5: two ranks cannot share a GPU": ranks and 0 < self.num_gpus <= 0.5,
         }
         for message, is_wrong in conflicts.items():
             if is_wrong:

@@ -18,8 +18,7 @@ _BEATS_PER_LIMIT = 10
 
 
 def start_replica(stage: str, config: AppConfig) -> Spans:
-    """Joins the server's log as `stage`, watches the event loop, records metrics. Precedes the creation of any
-    metric."""
+    """Joins the server's log as `stage`, watches the event loop, records metrics. Call it before creating a metric."""
     join_server_log(stage)
     end_when_stuck(stacks_descriptor())
     record_metrics(config.metrics)

@@ -18,13 +18,11 @@ class RequestContext:
 
     @property
     def trace_id(self) -> str:
-        """Returns 32 hex digits, or an empty string."""
-        return self.traceparent[3:35]
+        return self.traceparent[3:35]  # 32 hex digits, or empty
 
     @property
     def span_id(self) -> str:
-        """Returns 16 hex digits, or an empty string."""
-        return self.traceparent[36:52]
+        return self.traceparent[36:52]  # 16 hex digits, or empty
 
     @property
     def is_sampled(self) -> bool:

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _MARK = "RAYLENS_SERVER"
+_MARKED = f"{_MARK}="
 _LOCK_FILE = "owner"
 _KILL_SECONDS = 5.0  # a killed process remains longer only if the kernel cannot release it
 _POLL_SECONDS = 0.02
@@ -85,13 +86,16 @@ def _kill_all(folder: Path) -> None:
 
 def _marked_processes() -> Iterator[tuple[int, Path]]:
     """Yields this user's running server processes, each with its server's folder."""
+    for pid, variables in own_processes("environ"):
+        yield from ((pid, Path(one.removeprefix(_MARKED))) for one in variables if one.startswith(_MARKED))
+
+
+def own_processes(file: str) -> Iterator[tuple[int, list[str]]]:
+    """Yields this user's processes, each with the NUL-separated parts of its `/proc/PID/FILE`."""
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if entry.stat().st_uid == os.geteuid():
-                for variable in (entry / "environ").read_bytes().split(b"\0"):
-                    name, _, folder = variable.partition(b"=")
-                    if name == _MARK.encode():
-                        yield int(entry.name), Path(os.fsdecode(folder))
+                yield int(entry.name), os.fsdecode((entry / file).read_bytes()).split("\0")
 
 
 def main() -> None:

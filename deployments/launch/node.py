@@ -11,12 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from raylens.deployments.cluster.haproxy import allow_open_files, haproxy_environment
 from raylens.deployments.cluster.private_files import keep_ray_token_private
+from raylens.deployments.cluster.server_processes import own_processes
 from raylens.deployments.item_store.uploads import FOLDER_VARIABLE
 from raylens.deployments.ray_internals.environment import RAY_ENVIRONMENT, head_storage
 
@@ -72,7 +73,7 @@ def node_environment(folder: Path, *, is_head: bool) -> dict[str, str]:
 
 def end_orphans(folder: Path) -> None:
     """Kills the HAProxy whose files are in the folder."""
-    for pid, words in _processes():
+    for pid, words in own_processes("cmdline"):
         if Path(words[0]).name == "haproxy" and any(Path(word).is_relative_to(folder) for word in words):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -96,7 +97,7 @@ def _ray(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _ray_runs() -> bool:
-    return any(Path(words[0]).name == "raylet" for _, words in _processes())
+    return any(Path(words[0]).name == "raylet" for _, words in own_processes("cmdline"))
 
 
 def kind_of_start(arguments: Sequence[str], root: Path) -> str:
@@ -115,14 +116,6 @@ def _stay_beside_ray(folder: Path) -> None:
     command = [sys.executable, "-P", "-m", "raylens.deployments.launch.node", str(folder)]
     nowhere = subprocess.DEVNULL
     subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
-
-
-def _processes() -> Iterator[tuple[int, list[str]]]:
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            if entry.stat().st_uid == os.geteuid() and words[0]:
-                yield int(entry.name), words
 
 
 if __name__ == "__main__":
