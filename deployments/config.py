@@ -46,10 +46,7 @@ class Budget(Settings):
     requests: int = Field(ge=1, description="in work")
     bytes: int = Field(ge=1, description="of bodies and fetched media, waiting requests included")
     pixels: int = Field(ge=1, description="of pictures and videos, by their headers")
-    tokens: int = Field(
-        ge=1,
-        description="characters of text / 4 + answers x max_tokens (or 1024), a quarter more per top log-probability",
-    )
+    tokens: int = Field(ge=1, description="characters / 4 + answers x max_tokens (or 1024), 1/4 more per top logprob")
 
 
 class AdmissionConfig(Settings):
@@ -150,8 +147,7 @@ class EncodeConfig(ScaledConfig):
 
     placement: Literal["separate", "inline", "auto"] = Field(
         "separate",
-        description="replicas that encode: those of Encode; those of Generate (inline), for little traffic with"
-        " pictures; or for each item those with the shorter wait (auto)",
+        description="replicas that encode: Encode's; inline: Generate's, for few pictures; auto: the sooner ones",
     )
     min_replicas: int = Field(1, ge=0, description="replicas at rest; 0: the first picture after a rest starts one")
     num_cpus: float = Field(1.0, ge=0, description="CPUs reserved per replica, and its threads")
@@ -161,8 +157,8 @@ class EncodeConfig(ScaledConfig):
     projector: VisionPartConfig = VisionPartConfig()
     linear: Literal["auto", "plain", "packed", "int8"] = Field(
         "auto",
-        description="linear layers of both parts. plain: transformers', bit-identical; packed: a layout for the CPU,"
-        " twice as fast, equal but for rounding; int8: weights of 8 bits; auto: packed on the CPU, else plain",
+        description="plain: bit-identical to transformers; packed: twice as fast on the CPU, equal but for rounding;"
+        " int8: weights of 8 bits; auto: packed on the CPU, else plain",
     )
     activation_bytes: int = Field(2 * 2**30, ge=1, description="encoder memory beside weights, bounds batches")
 

@@ -9,9 +9,8 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from raylens.deployments.cluster.late_signals import signals_later
 from raylens.deployments.ray_internals.driver import (
     driver_job,
     end_router_thread,
@@ -22,6 +21,7 @@ from raylens.deployments.ray_internals.driver import (
 
 ResultT = TypeVar("ResultT")
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # a closing terminal sends SIGHUP
 _POLL_SECONDS = 0.2
 
 
@@ -119,3 +119,23 @@ def _start(num_cpus: float, dashboard: bool, temp_dir: Path | None) -> None:
             )
     except Exception as error:
         raise RuntimeError(f"Ray did not start: {error}") from error
+
+
+@contextmanager
+def signals_later() -> Iterator[None]:
+    """Delays `STOP_SIGNALS` until the block ends. Does nothing outside the main thread, which alone handles signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    handled = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    for number in handled:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handled.items():
+            signal.signal(number, handler)
+        for number in dict.fromkeys(came):
+            signal.raise_signal(number)

@@ -18,9 +18,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from raylens.deployments.cluster.late_signals import signals_later
+from raylens.deployments.cluster.ray_session import signals_later
 from raylens.deployments.ray_internals.start_worker import LENGTH_BYTES, SOCKET_VARIABLE
 from raylens.deployments.stages.process_setup import MALLOC_VARIABLES, prepare_torch
 
@@ -67,7 +67,10 @@ def _serve(server: socket.socket) -> None:
     """Forks the worker of the next connection. In the worker, raises the worker's exit or error, which ends it."""
     with server.accept()[0] as connection:
         try:
-            order, files = _received(connection)
+            # An order of `start_worker`, with its standard output and error.
+            length, files, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 2)
+            with connection.makefile("rb") as body:
+                order = json.loads(body.read(int.from_bytes(length, "big")))
         except (OSError, ValueError):  # the client ended meanwhile
             return
         if os.fork() == 0:
@@ -78,13 +81,6 @@ def _serve(server: socket.socket) -> None:
             _work(order["command"], order["environment"], files)
     for file in files:
         os.close(file)
-
-
-def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Returns an order of `start_worker`, and its standard output and error."""
-    length, files, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 2)
-    with connection.makefile("rb") as body:
-        return json.loads(body.read(int.from_bytes(length, "big"))), files
 
 
 def _work(command: list[str], environment: dict[str, str], output: list[int]) -> NoReturn:

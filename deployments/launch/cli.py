@@ -14,17 +14,15 @@ from typing import Any
 import raylens
 from raylens.checkpoints import PICTURES
 from raylens.deployments import server_log
-from raylens.deployments.cluster.late_signals import STOP_SIGNALS
-from raylens.deployments.cluster.ray_session import check_ray
+from raylens.deployments.cluster.ray_session import STOP_SIGNALS, check_ray
 from raylens.deployments.cluster.server_processes import kill_orphans
 from raylens.deployments.endpoint import api_keys
-from raylens.deployments.launch import trace_command
 from raylens.deployments.launch.config_file import ConfigError, load_config
 from raylens.deployments.launch.demo import run_demo
 from raylens.deployments.launch.deploy import deploy
 from raylens.deployments.launch.local_cluster import check_address, free_port, print_at_once, running_app
 from raylens.deployments.launch.node import start_node
-from raylens.deployments.operator import top_command
+from raylens.deployments.operator import top_command, waterfall
 from raylens.planning import command as plan_command
 from raylens.planning.settings import PlanError
 
@@ -85,7 +83,7 @@ Copy a checkpoint, with safetensors weights under the names that Raylens and tra
 The command only reads SRC, and holds at most one file of weights in memory. The new folder DST gets its name once all
 weights are written, read back and compared bit by bit, so a stopped conversion leaves nothing that looks finished.
 """
-_DEPLOY_SECONDS = 1800  # enough for new nodes that start and download a model
+_WAIT_SECONDS = 1800  # enough for new nodes that start and download a model
 _INTERRUPTED = 130
 """The exit status of a stopped command that should have finished, as in shells. Stopping a server is not a failure."""
 _CHECK_SECONDS = 0.5
@@ -151,7 +149,7 @@ def _serve(args: argparse.Namespace) -> int:
     os.environ[server_log.FORMAT_VARIABLE] = args.log_format
     with running_app(config, host=host, port=port, dashboard=args.dashboard, log=sys.stderr) as url:
         names = " and ".join(model.model_name for model in config.models)
-        are = "is" if len(config.models) == 1 else "are"
+        are = "are" if config.further_models else "is"
         print(f"\n{names} {are} ready at {url}/v1  (health: {url}/health, dashboard: {url}/dashboard)\n\nTry:\n")
         print(_curl_line(url, config.model_name, args.api_key[0] if args.api_key else None), flush=True)
         while True:
@@ -219,14 +217,13 @@ def _parser() -> argparse.ArgumentParser:
     command("demo", "see it work", _DEMO_HELP, _demo)
     top = command("top", "watch a server", top_command.HELP, top_command.run, when_stopped=_INTERRUPTED)
     top_command.add_arguments(top)
-    trace_command.add_arguments(command("trace", "show a request's stage times", trace_command.HELP, trace_command.run))
+    waterfall.add_arguments(command("trace", "show a request's stage times", waterfall.HELP, waterfall.run))
     plan_command.add_arguments(command("plan", "size a server for a load", plan_command.HELP, plan_command.run))
     node = commands.add_parser("node", help="start Ray on a node of a cluster", prefix_chars="+", add_help=False)
     node.add_argument("arguments", nargs=argparse.REMAINDER)
     node.set_defaults(run=_node)
-    _add_deploy_arguments(
-        command("deploy", "bring settings to a cluster", _DEPLOY_HELP, _deploy, when_stopped=_INTERRUPTED)
-    )
+    deploying = command("deploy", "bring settings to a cluster", _DEPLOY_HELP, _deploy, when_stopped=_INTERRUPTED)
+    _add_deploy_arguments(deploying)
     key = command("key", "make an API key", _KEY_HELP, _key)
     key.add_argument("name", help="the key's owner: letters, digits, '.', '_', '-'")
     key.add_argument("--file", type=Path, required=True, help="YAML file for its hash, created if missing")
@@ -250,20 +247,11 @@ def _add_serve_arguments(serve: argparse.ArgumentParser) -> None:
     add("--dtype", help="auto, float32, bfloat16 or float16 (default: float32 on the CPU, bfloat16 on a GPU)")
     add("--vision-plugin", metavar="NAME", help="vision plug-in for a text model; auto: the one for the model's name")
     add("--tensor-parallel-size", type=int, metavar="N", help="divide the language model among N ranks (default: 1)")
-    add(
-        "--api-key",
-        action="append",
-        metavar="KEY",
-        help="key that clients must send, repeatable; for trials, because this machine's list of processes shows it:"
-        " else use `raylens key`",
-    )
+    key_help = "key for clients, repeatable; for trials: the list of processes shows it (else see `raylens key`)"
+    add("--api-key", action="append", metavar="KEY", help=key_help)
     add("--log-level", choices=server_log.LEVELS, default="info", help="least level on the console (default: info)")
-    add(
-        "--log-format",
-        choices=server_log.FORMATS,
-        default=server_log.TEXT,
-        help="json: an object per line, with request and trace ids (default: text)",
-    )
+    format_help = "json: an object per line, with request and trace ids (default: text)"
+    add("--log-format", choices=server_log.FORMATS, default=server_log.TEXT, help=format_help)
     add("--dashboard", action="store_true", help="start Ray's dashboard too, on port 8265")
 
 
@@ -272,13 +260,7 @@ def _add_deploy_arguments(deploying: argparse.ArgumentParser) -> None:
     default = Path("serve.yaml")
     add("file", nargs="?", type=Path, metavar="FILE", default=default, help="Serve config file (default: %(default)s)")
     add("--host", help="address to listen on, instead of the file's http_options.host")
-    add(
-        "--timeout",
-        type=_seconds,
-        metavar="SECONDS",
-        default=_DEPLOY_SECONDS,
-        help="longest wait (default: %(default)s)",
-    )
+    add("--timeout", type=_seconds, metavar="SECONDS", default=_WAIT_SECONDS, help="longest wait (default: 1800)")
     add("--no-wait", action="store_true", help="do not wait")
 
 

@@ -79,18 +79,15 @@ def _check_names(prefix: str, section: Mapping[str, Any], fields: type[BaseModel
 def check_host(host: str, num_nodes: int) -> None:
     """Raises ConfigError for a loopback address if the cluster has other nodes. Replicas would listen on it, too, and
     other nodes' HAProxy would send all requests through Ray's own, slower proxy."""
-    if num_nodes > 1 and _is_loopback(host):
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = host.lower().rstrip(".") == "localhost"
+    if num_nodes > 1 and is_loopback:
         raise ConfigError(
             f"http_options.host: {host} cannot be reached from the other nodes of this cluster, which has {num_nodes}:"
             " take 0.0.0.0, in the file or as --host 0.0.0.0"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower().rstrip(".") == "localhost"
 
 
 def _send(wanted: "ServeDeploySchema") -> set[str]:

@@ -53,7 +53,9 @@ def start_node(arguments: Sequence[str]) -> int:
     status = _ray(["start", *arguments], environment)
     if status == 0:
         mark.write_text(kind)
-        _stay_beside_ray(folder)
+        watcher = [sys.executable, "-P", "-m", "raylens.deployments.launch.node", str(folder)]
+        nowhere = subprocess.DEVNULL
+        subprocess.Popen(watcher, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
     return status
 
 
@@ -110,12 +112,6 @@ def kind_of_start(arguments: Sequence[str], root: Path) -> str:
             content = file.read_bytes()
             digest.update(f"\0{file}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
-
-
-def _stay_beside_ray(folder: Path) -> None:
-    command = [sys.executable, "-P", "-m", "raylens.deployments.launch.node", str(folder)]
-    nowhere = subprocess.DEVNULL
-    subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
 
 
 if __name__ == "__main__":

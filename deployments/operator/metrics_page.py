@@ -88,8 +88,7 @@ class MetricsPage:
 @lru_cache(2**15)
 def _labels(text: str) -> Labels:
     """Parses a series' labels. Cached, because every page repeats them."""
-    return frozenset((name, _ESCAPE.sub(_unescaped, value)) for name, value in _LABEL.findall(text))
-
-
-def _unescaped(match: re.Match[str]) -> str:
-    return "\n" if match[1] == "n" else match[1]
+    return frozenset(
+        (name, _ESCAPE.sub(lambda escaped: "\n" if escaped[1] == "n" else escaped[1], value))
+        for name, value in _LABEL.findall(text)
+    )

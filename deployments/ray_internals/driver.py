@@ -6,7 +6,7 @@ metrics in a thread; OpenTelemetry in `_raylet.so` joins the first session's thr
 while the process ends. Neither `serve.shutdown()` nor `ray.shutdown()` ends the event loop that routes a driver's
 calls. Public calls wait for a dead cluster without a limit, and none tells whether its processes run.
 Needed: a folder `torch` where the server is started is not imported as PyTorch. A SIGTERM during Ray's start waits for
-its end (`deployments/cluster/late_signals.py`). A process may have several sessions, leaves no threads of theirs, and
+its end (`deployments/cluster/ray_session.py`). A process may have several sessions, leaves no threads of theirs, and
 ends cleanly; Ray's other processes report its metrics. `raylens serve` ends with a message when Ray has died.
 Test: `tests/deployments/ray_internals/test_driver.py`, `tests/deployments/ray_internals/test_environment.py`,
 `tests/deployments/ray_internals/test_on_ray.py`, `test_the_vital_processes_of_this_driver_s_ray_run`;

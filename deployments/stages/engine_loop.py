@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import copy_context
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
@@ -115,7 +116,7 @@ class EngineLoop(Generic[OutputT]):
         request = _EngineRequest(receive)
         engine_id = f"{request_id}#{next(self._numbers)}"
         self._requests[engine_id] = request
-        self._submit(engine_id, add_request)
+        self._commands.put(partial(self._obey, engine_id, add_request))
         adding = [asyncio.create_task(self._add_later(engine_id, addition)) for addition in additions]
         try:
             await request.ended
@@ -189,12 +190,9 @@ class EngineLoop(Generic[OutputT]):
 
     async def _add_later(self, engine_id: str, addition: Callable[[], Awaitable[Callable[[str], None]]]) -> None:
         try:
-            self._submit(engine_id, await addition())
+            self._commands.put(partial(self._obey, engine_id, await addition()))
         except Exception as error:
             self._fail(engine_id, error)
-
-    def _submit(self, engine_id: str, command: Callable[[str], None]) -> None:
-        self._commands.put(lambda: self._obey(engine_id, command))
 
     def _obey(self, engine_id: str, command: Callable[[str], None]) -> None:
         try:
