@@ -1,8 +1,7 @@
 """Maps settings to deployments: a deployment's version is a hash of the settings that its replicas read.
 
-Ray Serve restarts a deployment's replicas when its version changes. By default, all deployments have one version, a
-hash of the whole file: any change would restart every stage, load every model and empty every cache. No version has the
-settings of scaling and the limits of calls, because Ray Serve applies these to running replicas."""
+Ray Serve restarts replicas when their version changes. Its own version is a hash of the whole file: any change would
+restart every stage. No version has the settings of scaling and the limits of calls: Ray Serve applies these at once."""
 
 import hashlib
 import json

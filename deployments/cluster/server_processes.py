@@ -1,11 +1,9 @@
-"""Finds the processes of a server on one machine, and ends them. Also a program: the keeper.
+"""Finds the processes of a server on one machine, and ends them. Also a program, the keeper: standard library only.
 
 `raylens serve` owns the processes and holds a lock on a file in the server's folder, which each process's variable
-`_MARK` names. An orderly owner stops Ray and then kills the remaining processes. If the owner dies otherwise, the
-kernel releases the lock, for which the keeper, a small process beside the owner, waits to kill the processes. If the
-keeper was killed, too, the next start finds processes whose folder no owner has locked.
-
-The keeper imports only the standard library."""
+`_MARK` names. An orderly owner stops Ray and kills the remaining processes. If it dies otherwise, the kernel releases
+the lock, and the keeper, a small process that waits for it, kills them. If the keeper was killed, too, the next start
+finds processes whose folder no owner has locked."""
 
 import fcntl
 import os

@@ -1,9 +1,9 @@
 """A process that has imported torch and the stages' other libraries, and forks workers.
 
-These imports take Preprocess, Encode and Generate three seconds of a core each, most of a stage's startup. On one
-machine, `raylens serve` starts this process beside Ray: the imports are done when the stages start, which share the
-memory. Workers import Ray after the fork, because Ray's library reads its environment at import and starts threads,
-which do not survive a fork. torch starts its threads and looks for GPUs later: only stages without a GPU are forked."""
+These imports take Preprocess, Encode and Generate three seconds of a core each. On one machine, `raylens serve` starts
+this process beside Ray: the imports are done when the stages start, which share the memory. Workers import Ray after
+the fork: its library starts threads, which do not survive a fork. So does torch, later; it also looks for GPUs, so only
+stages without a GPU are forked."""
 
 import gc
 import importlib

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 
 _SAMPLE = re.compile(r"^raylens_(\w+)\{(.*)\} (\S+)", re.MULTILINE)
@@ -48,16 +48,13 @@ class MetricsPage:
 
         return MetricsPage(grown)
 
-    def has(self, name: str, **labels: str) -> bool:
-        return any(True for _ in self._matching(name, labels))
-
     def sum(self, name: str, **labels: str) -> float:
         """Returns the sum of all series that have these labels."""
-        return sum(value for _, value in self._matching(name, labels))
+        return sum(value for own, value in self._series(name).items() if own >= labels.items())
 
     def values(self, name: str, **labels: str) -> list[tuple[dict[str, str], float]]:
         """Returns the labels and the value of each series that has these labels."""
-        return [(dict(own), value) for own, value in self._matching(name, labels)]
+        return [(dict(own), value) for own, value in self._series(name).items() if own >= labels.items()]
 
     def sums(self, name: str, label: str) -> dict[str, float]:
         """Returns the sums by the value of `label`."""
@@ -80,9 +77,6 @@ class MetricsPage:
                 return lower + width * (share * total - below) / (count - below)
             lower, below = bound, count
         raise AssertionError("the last bucket has all observations")
-
-    def _matching(self, name: str, labels: Mapping[str, str]) -> Iterable[tuple[Labels, float]]:
-        return ((own, value) for own, value in self._series(name).items() if own >= labels.items())
 
 
 @lru_cache(2**15)

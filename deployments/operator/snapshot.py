@@ -30,7 +30,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Estimates from a histogram."""
+    """Estimates, by histogram."""
 
     name: str
     p50: float | None
@@ -84,12 +84,10 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """`queries`, `hits` and `evictions` count from the start, in `unit`. `usage`: used share of the capacity."""
+    """`evictions` counts from the start. `usage`: used share of the capacity."""
 
     name: str
     unit: str
-    queries: int
-    hits: int
     hit_ratio: float | None
     queries_per_s: float
     evictions: int | None

@@ -165,7 +165,7 @@ def _deployments(window: _Window) -> list[Deployment]:
     starts = window.now.sums("replica_starts_total", "deployment")
     for name in sorted(starts, key=_place):
         replicas = len(window.now.values("replica_start_time_seconds", deployment=name))
-        works = [_work(kind, name, window) for kind in _KINDS if window.now.has(kind.done[0], deployment=name)]
+        works = [_work(kind, name, window) for kind in _KINDS if window.now.values(kind.done[0], deployment=name)]
         found.append(Deployment(name, replicas, max(0, int(starts[name]) - replicas), works))
     return found
 
@@ -211,11 +211,10 @@ def _prefix_cache(window: _Window) -> Cache:
     return Cache("prefixes", "tokens", *_hits("prefix_cache", window), None, None, None, usage)
 
 
-def _hits(metric: str, window: _Window) -> tuple[int, int, float | None, float]:
-    """Returns a cache's queries and hits since the start, then its hit ratio and queries per second in the window."""
-    queries, hits = f"{metric}_queries_total", f"{metric}_hits_total"
-    ratio = _ratio(window.grown.sum(hits), window.grown.sum(queries))
-    return window.total(queries), window.total(hits), ratio, window.per_s(queries)
+def _hits(metric: str, window: _Window) -> tuple[float | None, float]:
+    """Returns a cache's hit ratio and queries per second."""
+    queries = f"{metric}_queries_total"
+    return _ratio(window.grown.sum(f"{metric}_hits_total"), window.grown.sum(queries)), window.per_s(queries)
 
 
 def _budgets(now: MetricsPage) -> list[Budget]:

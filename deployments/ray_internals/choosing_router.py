@@ -12,9 +12,8 @@ takes a call ahead without a question. If it is full when the arguments arrive, 
 Test: `tests/deployments/ray_internals/test_choosing_router.py`, `tests/deployments/ray_internals/test_calls_ahead.py`;
 `tests/deployments/routing/test_room_router.py`, `test_requests_side_by_side_make_many_calls_at_once` and
 `test_the_results_of_a_call_that_waits_for_its_arguments_can_be_handed_on` on a real cluster.
-Way back: an id for each call in `RequestRouter` (ray-project/ray#62906 brought `ConsistentHashRouter`, a router by
-`session_id`, on the same queues), and an answer before the arguments exist, or calls without a question (#65243, open,
-gives references to results only once a replica has accepted the call)."""
+Way back: an id for each call in `RequestRouter` (ray-project/ray#62906 brought a router on the same queues), and an
+answer before the arguments exist (#65243, open, gives references to results only of accepted calls)."""
 
 import math
 from collections.abc import Coroutine

@@ -5,8 +5,7 @@ hash of the whole application in the config file, and `Deployment.options(versio
 Needed: a changed setting restarts only the stages that read it (`deployments/deployment_versions.py`).
 Test: `tests/deployments/test_deployment_versions.py`, `test_ray_serve_is_sent_the_deployments_own_versions`;
 `tests/deployments/test_updates.py` updates a running application.
-Way back: a public argument for the version. ray-project/ray#27444 brought versions by deployment for a config file's
-own fields, not for the arguments of the application builder."""
+Way back: a public argument for the version. ray-project/ray#27444 covers a config file's own fields only."""
 
 from typing import Any
 

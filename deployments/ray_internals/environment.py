@@ -4,8 +4,7 @@ Ray 2.60: the raylet, the GCS server, the agents and Ray Serve read variables wh
 those in lower case override the constants of `ray_config_def.h`, the others are constants of Python modules.
 Needed: each entry says why.
 Test: `tests/deployments/ray_internals/test_environment.py` looks for each name where Ray reads it.
-Way back: options of `ray.init`, `ray start` and `serve.start`. `ray.init` has a private argument `_system_config` for
-the constants in lower case."""
+Way back: public options of `ray.init`, `ray start` and `serve.start`."""
 
 from pathlib import Path
 

@@ -6,10 +6,8 @@ request's headers, cuts long answers when a server comes or goes, does not notic
 begins, and answers errors in HTML. Ray has no settings for most of these.
 Needed: none of that. The named program is `raylens-haproxy` (`deployments/cluster/haproxy.py`), which rewrites the file
 by this module and becomes HAProxy.
-Test: `tests/deployments/test_haproxy.py` rewrites Ray's file and runs HAProxy with it. `UnknownConfigurationError`
-reports a missing line.
-Way back: an operator's own configuration of HAProxy. ray-project/ray#62927 (`RAY_SERVE_HAPROXY_USER_CONFIG_PATH`) is
-closed."""
+Test: `tests/deployments/test_haproxy.py` runs HAProxy with Ray's file. UnknownConfigurationError tells missing lines.
+Way back: an operator's own configuration of HAProxy (ray-project/ray#62927, closed)."""
 
 import re
 from collections.abc import Mapping, Sequence

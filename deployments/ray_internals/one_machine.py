@@ -4,12 +4,11 @@ Ray 2.60: `ray.init` also starts the autoscaler, the log monitor and the dashboa
 has a fixed port, and waits three seconds if another Ray of this machine has it. All processes belong to the driver's
 process group. A setup program that imports all of Ray starts every worker.
 Needed: a server that is ready within seconds and idles cheaply, with `start_worker.py` as the setup program. A signal
-to the group of `raylens serve` (from a shell, `timeout` or a terminal) does not reach Ray, which has to run until the
-application has ended.
+to the group of `raylens serve` (from a shell or a terminal) does not reach Ray, which must outlive the application.
 Test: `tests/deployments/ray_internals/test_driver.py`, `test_ray_init_starts_its_node_by_the_names_that_are_replaced`;
 `tests/deployments/ray_internals/test_on_ray.py`, `test_one_machine_runs_no_process_that_it_does_not_need`.
-Way back: arguments of `ray.init` for the processes, the agent's port (`ray start` has `--dashboard-agent-listen-port`),
-the setup program and the process group. ray-project/ray#6008 once started the processes in sessions of their own."""
+Way back: arguments of `ray.init` for the processes, the agent's port, the setup program and the process group.
+ray-project/ray#6008 once started the processes in sessions of their own."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

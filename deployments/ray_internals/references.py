@@ -5,8 +5,7 @@ Ray 2.60: Ray counts references in calls and their results only. A reference tha
 Needed: the ingress and the shards send references over their own connections. Ray keeps the object only as long as its
 owner holds a reference, so the sender keeps its own until the receiver needs the object no more, or has gone.
 Test: `tests/deployments/ray_internals/test_references.py`.
-Way back: export of a reference without pinning its object (ray-project/ray#12863, and #23259 tried
-`ObjectRef.export()`; both closed)."""
+Way back: export of a reference without pinning its object (ray-project/ray#12863 and #23259, both closed)."""
 
 from collections.abc import Sequence
 from typing import TypeAlias

@@ -7,8 +7,8 @@ Needed: `raylens deploy` sends a config file without a dashboard, and refuses op
 `raylens serve` ends with the last replica, and not a second later.
 Test: `tests/deployments/ray_internals/test_on_ray.py`, `test_the_client_tells_options_and_deletes_without_waiting`;
 `tests/deployments/test_cluster_deploy.py` deploys.
-Way back: `serve.deploy(schema)`, the HTTP options in `serve.status()`, and a public `blocking` of `serve.delete`.
-ray-project/ray#22648 made the dashboard's API the only way for a config file."""
+Way back: `serve.deploy(schema)` (ray-project/ray#22648 left the dashboard only), the HTTP options in `serve.status()`,
+and a public `blocking` of `serve.delete`."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -8,7 +8,7 @@ Needed: fast starts. The server's template (`deployments/cluster/worker_template
 each worker with the variable `FORKED`. This program starts every other worker, and all without a template, as Ray does.
 It imports the standard library only.
 Test: `tests/deployments/ray_internals/test_start_worker.py` runs Ray's own program beside this one.
-Way back: workers that Ray forks from a process with given imports. ray-project/ray#31915, a prototype, is closed."""
+Way back: workers that Ray forks from a process with given imports (ray-project/ray#31915, closed)."""
 
 import json
 import os

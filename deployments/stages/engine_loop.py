@@ -69,10 +69,8 @@ class _EngineRequest(Generic[OutputT]):
 
 
 class EngineLoop(Generic[OutputT]):
-    """Steps the engine while it has work. Create it and call `run` on the same event loop.
-
-    After a step, one callback on the event loop delivers all outputs. A task wake-up per request would cost more: the
-    engine's thread cannot run Python while the event loop works."""
+    """Steps the engine while it has work. Create it and call `run` on the same event loop. After a step, one callback
+    there delivers all outputs; a wake-up per request would cost more, while the engine's thread cannot run Python."""
 
     def __init__(
         self,

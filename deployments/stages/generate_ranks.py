@@ -1,7 +1,6 @@
 """The ranks of one Generate replica: rank 0 runs in the replica, each other rank in an actor of its placement group.
 
-Ray ends the actors with the replica. If an actor ends first, the other ranks cannot continue: the replica fails its
-health check, and Ray Serve replaces it."""
+Ray ends the actors with the replica. If an actor ends first, the replica fails its health check."""
 
 import contextlib
 import logging
@@ -29,9 +28,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 T = TypeVar("T")
 _LOOPBACK = "127.0.0.1"
-# By which the slowest rank may load later than the fastest. The replica's health check detects slow steps, and `on_end`
-# reports dead ranks.
-_LOAD_TIMEOUT_SECONDS = 1800.0
+_LOAD_TIMEOUT_SECONDS = 1800.0  # between the fastest and the slowest rank
 _REASON_SECONDS = 10.0  # a failed rank may report its reason this long after the other ranks notice the failure
 _STOP_SECONDS = 2.0  # in which ranks stop by themselves before Ray kills them
 

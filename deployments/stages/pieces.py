@@ -1,5 +1,6 @@
 """Converts the engine's outputs into pieces, one for each answer with new tokens, and sends them to the ingress."""
 
+import codecs
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -7,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raylens.deployments.server_log import process_name
-from raylens.deployments.stages.character_starts import CharacterStarts
 from raylens.deployments.wire.piece_connection import PieceConnection
 from raylens.deployments.wire.stage_messages import DECODE, GeneratedText, ScoredToken
 from raylens.preprocess.schema import StageTime
@@ -159,3 +159,28 @@ def _stage_times(last: "RequestOutput", num_tokens: int) -> list[StageTime]:
     if last.finish_reason is not None:
         times.append(between(DECODE, moments.first_token, time.perf_counter()))
     return times
+
+
+class CharacterStarts:
+    """Decodes one text's bytes. `num_chars`: complete characters so far; invalid bytes are replacement characters."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.num_chars = 0
+
+    def feed(self, content: bytes) -> tuple[int, str]:
+        """Returns the index of the next bytes' (`content`) first character, and the text that they complete."""
+        unfinished, _ = self._decoder.getstate()
+        start = self.num_chars + (not _goes_on(unfinished, content))
+        text = self._decoder.decode(content)
+        self.num_chars += len(text)
+        return start, text
+
+
+def _goes_on(unfinished: bytes, content: bytes) -> bool:
+    """Returns whether `content`'s first byte can continue the unfinished character, if any, or else start one."""
+    try:
+        codecs.getincrementaldecoder("utf-8")("strict").decode(unfinished + content[:1])
+    except UnicodeDecodeError:
+        return not unfinished
+    return True

@@ -24,13 +24,10 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 ResultT = TypeVar("ResultT")
 InputT = TypeVar("InputT")
-# Errors of a failed call. Serve raises RayServeException, no RayError, for a missing replica, a full queue, or the
-# failure of a call whose result this call needs.
+# Serve raises RayServeException for a missing replica, a full queue, or the failure of a call that this one needs.
 _CALL_ERRORS = (RayError, RayServeException)
-# The data behind a reference is lost: its node is gone, or the replica that computed it failed.
-_LOSSES = (ObjectLostError, EmbeddingsLostError)
-# A replica that raises these cannot continue; another one can take its calls.
-_ENDS = (EngineDiedError, PiecesLostError)
+_LOSSES = (ObjectLostError, EmbeddingsLostError)  # the node or the replica with the data is gone
+_ENDS = (EngineDiedError, PiecesLostError)  # the replica cannot continue; another one can take its calls
 MAX_ATTEMPTS = 4
 
 Remedy = Callable[[], Awaitable[None]]

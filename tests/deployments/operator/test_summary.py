@@ -119,7 +119,7 @@ def test_replicas_tell_of_their_engines() -> None:
 
 def test_caches_have_hits_of_the_window_and_their_size() -> None:
     items, embeddings, prefixes = seen(later(mm_queries=4, mm_hits=1, prefix_queries=300, prefix_hits=200)).caches
-    assert (items.queries, items.hits, items.hit_ratio, items.queries_per_s, items.evictions) == (14, 1, 0.25, 2, 2)
+    assert (items.hit_ratio, items.queries_per_s, items.evictions) == (0.25, 2, 2)
     assert (items.num_bytes, items.capacity_bytes, items.usage) == (2**20, 2**22, 0.25)
     assert (embeddings.hit_ratio, embeddings.usage) == (None, 0.5)
     assert prefixes.hit_ratio == pytest.approx(2 / 3)
