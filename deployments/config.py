@@ -72,9 +72,7 @@ class AdmissionConfig(Settings):
 class UploadConfig(Settings):
     """Files that clients upload once and name in later requests (`/v1/files`)."""
 
-    folder: str | None = Field(
-        None, description="on a file system of all nodes, files outlive a node; null: one node's disk, until shutdown"
-    )
+    folder: str | None = Field(None, description="on a file system of all nodes; null: one node's disk, until shutdown")
     max_bytes: int = Field(2**30, ge=0, description="bytes of all files")
     max_age_s: float = Field(86400.0, gt=0, description="seconds until a file is deleted")
 
@@ -127,12 +125,8 @@ class PreprocessConfig(ScaledConfig):
     max_replicas: int = Field(2, ge=1, description="replicas under load")
     num_cpus: float = Field(1.0, ge=0, description="CPUs reserved per replica, and its threads")
     resources: Resources = {}
-    image_backend: Literal["auto", "pil", "torchvision"] = Field(
-        "auto", description="resizes pictures; auto: torchvision, which is faster, if installed"
-    )
-    video_frames: int = Field(
-        DEFAULT_VIDEO_FRAMES, ge=1, description="most frames of a video, unless the request or the processor sets them"
-    )
+    image_backend: Literal["auto", "pil", "torchvision"] = Field("auto", description="auto: torchvision if installed")
+    video_frames: int = Field(DEFAULT_VIDEO_FRAMES, ge=1, description="most frames of a video by default")
 
 
 class VisionPartConfig(Settings):
@@ -156,9 +150,7 @@ class EncodeConfig(ScaledConfig):
     tower: VisionPartConfig = VisionPartConfig()
     projector: VisionPartConfig = VisionPartConfig()
     linear: Literal["auto", "plain", "packed", "int8"] = Field(
-        "auto",
-        description="plain: bit-identical to transformers; packed: twice as fast on the CPU, equal but for rounding;"
-        " int8: weights of 8 bits; auto: packed on the CPU, else plain",
+        "auto", description="plain: bit-identical to transformers; packed: twice as fast on the CPU; int8: 8 bits"
     )
     activation_bytes: int = Field(2 * 2**30, ge=1, description="encoder memory beside weights, bounds batches")
 
@@ -199,11 +191,10 @@ class GenerateConfig(ScaledConfig):
 
 
 class VisionPluginConfig(Settings):
-    """A vision encoder for a text model. `encode.tower` and `encode.projector` set the device and dtype of its
-    parts."""
+    """A vision encoder for a text model. `encode.tower` and `encode.projector` set its parts' device and precision."""
 
     name: str | None = Field(None, description="plug-in; auto: by the model's name; null: the model has a vision half")
-    folder: str | None = Field(None, description="folder of Python modules with more plug-ins; null: none")
+    folder: str | None = Field(None, description="folder of plug-in modules, whose code is run; null: none")
     add_all_images_to_prompt: bool = Field(True, description="all pictures of a conversation; false: the last one only")
     options: dict[str, Any] = Field({}, description="the plug-in's own options, such as the path of its weights")
 
@@ -212,12 +203,9 @@ class TracingConfig(Settings):
     """Traces of requests, sent to an OpenTelemetry collector."""
 
     endpoint: str | None = Field(
-        None,
-        description="OTLP collector (gRPC), e.g. http://10.0.0.5:4317; null: OTEL_EXPORTER_OTLP_ENDPOINT's, or none",
+        None, description="OTLP collector (gRPC), e.g. http://10.0.0.5:4317; null: OTEL_EXPORTER_OTLP_ENDPOINT"
     )
-    sample_ratio: float | None = Field(
-        None, ge=0, le=1, description="share of requests without `traceparent`; null: OTEL_TRACES_SAMPLER's, or 0.1"
-    )
+    sample_ratio: float | None = Field(None, ge=0, le=1, description="traced share; null: OTEL_TRACES_SAMPLER, or 0.1")
 
 
 class UpdateConfig(Settings):
@@ -225,10 +213,7 @@ class UpdateConfig(Settings):
 
     drain_seconds: float = Field(600.0, gt=0, description="seconds in which a stopping replica finishes its answers")
     max_surge_percent: int = Field(
-        100,
-        ge=0,
-        le=100,
-        description="% of a stage's replicas that start before old ones stop; 0: requests wait meanwhile",
+        100, ge=0, le=100, description="% of a stage's replicas that start before old ones stop; 0: requests wait"
     )
 
 
@@ -245,16 +230,10 @@ class ModelConfig(Settings):
     model: ModelSource
     revision: str | None = Field(None, description="revision of a hub id")
     served_model_name: str | None = Field(None, description="name in the API; default: the last part of `model`")
-    dtype: Literal["auto", DtypeName] = Field(
-        "auto", description="weights and activations; auto: float32 on the CPU, bfloat16 on a GPU"
-    )
+    dtype: Literal["auto", DtypeName] = Field("auto", description="auto: float32 on the CPU, bfloat16 on a GPU")
     max_model_len: int | None = Field(None, ge=1, description="tokens of prompt and answer; default: the model's")
-    allow_longer_context: bool = Field(
-        False, description="accept a max_model_len above the model's own, with worse answers; rotary models only"
-    )
-    num_threads: int | None = Field(
-        None, ge=1, description="threads of CPU kernels per process of Encode and Generate; null: all cores, up to 16"
-    )
+    allow_longer_context: bool = Field(False, description="max_model_len above the model's; rotary models only")
+    num_threads: int | None = Field(None, ge=1, description="of CPU kernels per process; null: all cores, up to 16")
     step_timeout_s: float = Field(120.0, gt=0, description="longest batch of Encode or step of Generate, in seconds")
     vision_plugin: VisionPluginConfig = VisionPluginConfig()
     preprocess: PreprocessConfig = PreprocessConfig()

@@ -16,9 +16,8 @@ MALLOC_VARIABLES = {
 """glibc settings, read at process start: the process keeps freed memory for reuse. By default glibc returns it to the
 kernel; mapping five megabytes again blocks the ingress for 4 ms, on virtual machines sometimes for 100 ms."""
 PREPROCESS_NICENESS = 15
-"""For all threads of the replica: an item thread with a niceness of its own was descheduled while it held the
-interpreter, and the other threads waited up to 0.3 s. Beside large images, the 99th percentile of another client's
-time to first token was 165 to 227 ms with 5 or 10, and 118 to 134 ms with 15."""
+"""For all threads of the replica: an item thread of its own niceness held up the interpreter for up to 0.3 s. Beside
+large images, another client's p99 of time to first token was 165 to 227 ms with 5 or 10, and 118 to 134 ms with 15."""
 ENCODER_NICENESS = 10  # with 5, one in ten prefill steps beside the encoder took 1.5 times the median
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
