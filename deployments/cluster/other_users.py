@@ -38,7 +38,7 @@ _ROW = struct.Struct("=4x H H 16s 16s 24x I I")
 _RECEIVE_BYTES = 1 << 20
 _IPV4_IN_IPV6 = bytes(10) + b"\xff\xff"
 
-Address: TypeAlias = tuple[bytes, int]  # A host in network byte order (IPv4-mapped addresses as IPv4) and a port
+Address: TypeAlias = tuple[bytes, int]  # a host in network byte order (IPv4-mapped addresses as IPv4) and a port
 
 
 class End(NamedTuple):

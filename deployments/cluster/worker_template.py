@@ -2,8 +2,8 @@
 
 These imports take Preprocess, Encode and Generate three seconds of a core each. On one machine, `raylens serve` starts
 this process beside Ray: the imports are done when the stages start, which share the memory. Workers import Ray after
-the fork: its library starts threads, which do not survive a fork. So does torch, later; it also looks for GPUs, so only
-stages without a GPU are forked."""
+the fork, because its library starts threads, which do not survive a fork. torch starts threads and looks for GPUs
+after its import: only stages without a GPU are forked."""
 
 import gc
 import importlib
@@ -24,7 +24,7 @@ from raylens.deployments.cluster.ray_session import signals_later
 from raylens.deployments.ray_internals.start_worker import LENGTH_BYTES, SOCKET_VARIABLE
 from raylens.deployments.stages.process_setup import MALLOC_VARIABLES, prepare_torch
 
-NUM_THREADS = 1  # CPUs of a forked stage. The libraries read their number of threads at import
+NUM_THREADS = 1  # CPUs of a forked stage; the libraries read their number of threads at import
 _MODULES = (
     *("raylens.preprocess.processor", "raylens.encoder.engine", "raylens.llm.engine", "raylens.deployments.config"),
     *("fastapi", "google.protobuf.message", "grpc.aio", "jsonschema", "prometheus_client", "requests"),  # for Ray
