@@ -1,7 +1,7 @@
 """`raylens node`: starts Ray on one node of a cluster, with the environment that Raylens needs there.
 
 The private folder `~/.raylens` has HAProxy's files, uploads and, on the head node, Ray's state of the cluster, from
-which a restarted head continues. HAProxy outlives Ray and would keep the endpoint's port, so a small process ends it."""
+which a restarted head continues. HAProxy outlives Ray, with the endpoint's port, until a small process ends it."""
 
 import hashlib
 import os

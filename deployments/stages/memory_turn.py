@@ -17,7 +17,7 @@ _SLOW_SECONDS = 1.0
 
 @contextmanager
 def memory_turn(device: str) -> Iterator[None]:
-    """Wraps a stage's startup until its memory is planned. Waits for other processes on the same GPU, on a CPU for none."""
+    """Wraps a stage's startup until its memory is planned. On a GPU, waits for other processes on the same one."""
     import torch
 
     if torch.device(device).type != "cuda":
