@@ -1,6 +1,5 @@
 """The Encode deployment: a plain class, wrapped by `deployments/app.py` or created by Generate (`encode.placement`)."""
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import nullcontext
@@ -121,7 +120,7 @@ class Encode(Replica):
             outputs.extend(ready)
             return True
 
-        status = "error"
+        status = "aborted"
         try:
             with self._pending.call(self._engine.num_batches(modality, tensors)):
                 await self._loop.run(
@@ -130,10 +129,9 @@ class Encode(Replica):
                     receive,
                 )
             (output,) = outputs
-            if output.error is None:
-                status = "ok"
-        except asyncio.CancelledError:
-            status = "aborted"
+            status = "ok" if output.error is None else "error"
+        except Exception:
+            status = "error"
             raise
         finally:
             self._metrics.items_total.inc(modality=modality, status=status)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import asdict, replace
@@ -167,8 +167,8 @@ class Generate(Replica):
         if params.structured_output is not None:
             # Takes up to seconds. On a thread it blocks no stream, and the engine finds the result cached.
             await asyncio.to_thread(self._engine.grammar_compiler.compile, params.structured_output)
-        for word in params.bad_words:  # cached, so the engine's thread does not wait for them
-            await asyncio.to_thread(self._engine.byte_tokenizer.spellings, word)
+        if params.bad_words:
+            await asyncio.to_thread(self._spell, params.bad_words)
         pieces_of = PieceMaker(
             self._engine.byte_tokenizer,
             lambda: self._engine.make_detokenizer(params, prompt),
@@ -197,6 +197,11 @@ class Generate(Replica):
         except OSError as error:  # file system temporarily unavailable
             logger.warning("generate.adapters_folder cannot be read: %s", error)
             return None
+
+    def _spell(self, words: Sequence[str]) -> None:
+        """Caches the words' spellings, so the engine's thread does not wait for them."""
+        for word in words:
+            self._engine.byte_tokenizer.spellings(word)
 
     async def encode(
         self, request_id: str, modality: str, item: PackedItem, sent_at: float, context: RequestContext
