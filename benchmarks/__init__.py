@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from raylens.deployments.stages.torch_setup import prepare_torch
+from raylens.deployments.stages.process_setup import prepare_torch
 
 # Ray's workers import stand-ins from here, but the checkout is not on their path.
 os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])

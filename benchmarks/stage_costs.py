@@ -49,7 +49,7 @@ from benchmarks.streaming_client import Content
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.deployments.cluster.haproxy import MAX_CONNECTIONS
 from raylens.deployments.config import AppConfig
-from raylens.deployments.stages.niceness import PREPROCESS_NICENESS
+from raylens.deployments.stages.process_setup import PREPROCESS_NICENESS
 from raylens.llm.config import EngineConfig
 from raylens.planning.calibration import Alone, calibrated
 from raylens.planning.costs import Costs

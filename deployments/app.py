@@ -26,21 +26,18 @@ from raylens.deployments.routing.prefix_router import prefix_routing
 from raylens.deployments.routing.room_router import room_routing
 from raylens.deployments.routing.work_scaling import scaling
 from raylens.deployments.stages.encode_stage import BATCHES, Encode
-from raylens.deployments.stages.free_memory import MALLOC_VARIABLES
 from raylens.deployments.stages.generate_stage import PROMPT_TOKENS, USAGE, Generate
 from raylens.deployments.stages.preprocess_stage import PIXELS, Preprocess
-from raylens.deployments.stages.stage_handles import StageHandles
+from raylens.deployments.stages.process_setup import MALLOC_VARIABLES
+from raylens.deployments.stages.stage_calls import StageHandles
 
-_PREPROCESS_ITEMS = 16
-"""Most items in a Preprocess replica: one is processed while the next ones travel."""
-_ENCODE_ITEMS = 64
-"""Most items in an Encode replica: several batches, so that no batch waits for items to travel."""
-_GENERATE_REQUESTS = 256
-"""Most requests in a Generate replica, unless its engine runs more: the engine orders its queue better than Serve."""
+_PREPROCESS_ITEMS = 16  # in a replica: one is processed while the next ones travel
+_ENCODE_ITEMS = 64  # in a replica: several batches, so that no batch waits for items to travel
+_GENERATE_REQUESTS = 256  # in a replica, unless its engine runs more: the engine orders its queue better than Serve
 _NOTICE_SECONDS = 2.0
 _NOTICE_SHARE = 1 / 16
 """Grace period: an idle replica keeps accepting requests this long after it was told to stop, for routers that have not
-heard yet. Limited to this share of the drain time, so that a server on one machine ends quickly."""
+heard yet; at most this share of the drain time, so that a server on one machine ends quickly."""
 _TARGETS = {
     REQUESTS: 100.0,  # open requests, mostly streams
     PIXELS: 17e6,  # two 4K images
@@ -49,14 +46,13 @@ _TARGETS = {
     USAGE: 0.8,  # of the KV cache or of `max_num_seqs`, whichever is higher
 }
 """Scaling targets per replica, before `scaling.target_load`."""
-_HEARTBEATS = 64
-"""Room for heartbeats in a replica: each ingress has one in flight."""
+_HEARTBEATS = 64  # room in a replica: each ingress has one in flight
 _MOST_HTTP_CALLS = 2**16
-"""HTTP requests that Ray Serve admits to an ingress replica: all. HAProxy limits connections, and admission limits
-requests."""
+"""Ray Serve admits all HTTP requests to an ingress replica. HAProxy limits connections, admission limits requests."""
 _ERROR_EVENT_SECONDS = 2.0
-"""Extra drain time of the ingress. Ray Serve kills the stages at the end of their drain time; then the ingress ends its
-open streams with error events."""
+"""Extra drain time of the ingress, to end its open streams with error events after Ray Serve has killed the stages."""
+
+_StageConfig = PreprocessConfig | EncodeConfig | GenerateConfig
 
 
 def build_app(config: AppConfig) -> Application:
@@ -81,7 +77,7 @@ def build_app(config: AppConfig) -> Application:
 
 
 def _stages(config: AppConfig, suffix: str) -> StageHandles:
-    """Returns the stages of one model. `suffix`: of their names, see `AppConfig.by_suffix`."""
+    """Returns one model's stages. `suffix` ends their names, see `AppConfig.by_suffix`."""
     most_items = config.admission.total.requests * (1 + config.media.limits.max_items)
     preprocess: Any = _deployment(
         Preprocess,
@@ -109,14 +105,12 @@ def _stages(config: AppConfig, suffix: str) -> StageHandles:
 
 def _generate(config: AppConfig, suffix: str, most_items: int) -> Application:
     settings = config.generate
-    units = [PROMPT_TOKENS, USAGE]
     if config.encode.placement == "separate":
         room = _limited("generate", max(_GENERATE_REQUESTS, settings.engine.max_num_seqs or 0), prefix_routing)
     else:
         # Requests wait for items that the same replicas encode, so all requests and all items need room.
         room = {"max_ongoing_requests": most_items, "request_router_config": prefix_routing()}
-    if config.encode.placement == "inline":
-        units.append(BATCHES)
+    units = [PROMPT_TOKENS, USAGE, *([BATCHES] if config.encode.placement == "inline" else [])]
     return _deployment(
         Generate,
         config,
@@ -141,8 +135,7 @@ def _deployment(replica: type[Any], config: AppConfig, *, name: str, **options: 
 
 
 def _limited(method: str, limit: int, routing: Callable[..., RequestRouterConfig]) -> dict[str, Any]:
-    """Returns the options of a replica that takes `limit` calls of `method`. Heartbeats overtake calls that wait for
-    room."""
+    """Returns the options of a replica that takes `limit` calls of `method`; heartbeats overtake waiting calls."""
     return {"max_ongoing_requests": limit + _HEARTBEATS, "request_router_config": routing(limits={method: limit})}
 
 
@@ -155,27 +148,22 @@ def _scaling(config: AppConfig, stage: ScaledConfig, units: Iterable[str]) -> di
     )
 
 
-def _small_process(settings: IngressConfig | SharedConfig) -> dict[str, Any]:
+def _small_process(settings: IngressConfig | SharedConfig | _StageConfig) -> dict[str, Any]:
     """Returns the Ray options of a process without computation."""
-    variables = {"env_vars": MALLOC_VARIABLES}
-    return {"num_cpus": settings.num_cpus, "resources": settings.resources, "runtime_env": variables}
+    environment = {"env_vars": MALLOC_VARIABLES}
+    return {"num_cpus": settings.num_cpus, "resources": settings.resources, "runtime_env": environment}
 
 
-def _process(settings: PreprocessConfig | EncodeConfig | GenerateConfig) -> dict[str, Any]:
+def _process(settings: _StageConfig) -> dict[str, Any]:
     """Returns the Ray options of a stage's process. On one machine it is forked from the matching template."""
     num_gpus = 0 if isinstance(settings, PreprocessConfig) else settings.num_gpus
     can_fork = num_gpus == 0 and max(1, int(settings.num_cpus)) == NUM_THREADS
     variables = MALLOC_VARIABLES | ({FORKED: "1"} if can_fork else {})
-    return {
-        "num_cpus": settings.num_cpus,
-        "num_gpus": num_gpus,
-        "resources": settings.resources,
-        "runtime_env": {"env_vars": variables},
-    }
+    return {**_small_process(settings), "num_gpus": num_gpus, "runtime_env": {"env_vars": variables}}
 
 
 def _bundles(settings: GenerateConfig) -> dict[str, Any]:
-    """Returns a bundle per rank, the replica's own first. Ray packs the bundles onto as few nodes as possible."""
+    """Returns a bundle per rank, the replica's own first; Ray packs them onto as few nodes as possible."""
     if settings.tensor_parallel_size == 1:
         return {}
     return {

@@ -19,15 +19,11 @@ class Settings(BaseModel):
 
 Resources = Annotated[
     dict[str, Annotated[float, Field(ge=0)]],
-    Field(
-        description="custom resources of Ray reserved per replica, by which a stage finds its nodes, e.g. {cpu_node: 1}"
-    ),
+    Field(description="Ray's custom resources, reserved per replica; they select its nodes, e.g. {cpu_node: 1}"),
 ]
-
+ModelSource = Annotated[str, Field(description="folder or hub id of the checkpoint")]
 _MOST_SUFFIX_CHARS = 100
 """A replica's log file is named after its deployment, and file systems limit names to 255 bytes."""
-
-ModelSource = Annotated[str, Field(description="folder or hub id of the checkpoint")]
 
 
 class MediaConfig(Settings):
@@ -35,9 +31,7 @@ class MediaConfig(Settings):
 
     limits: MediaLimits = Field(MediaLimits(), description="what one request may bring")
     fetch: FetchPolicy = Field(FetchPolicy(), description="which http(s) URLs the server fetches")
-    local_root: str | None = Field(
-        None, description="folder on the ingress's node below which `file:` URLs may name files; null: none is read"
-    )
+    local_root: str | None = Field(None, description="folder on the ingress's node for `file:` URLs; null: none")
 
 
 class AuthConfig(Settings):
@@ -50,13 +44,9 @@ class Budget(Settings):
     """Limits of all concurrent requests together."""
 
     requests: int = Field(ge=1, description="in work")
-    bytes: int = Field(ge=1, description="of bodies and fetched media, also of those that wait")
+    bytes: int = Field(ge=1, description="of bodies and fetched media, waiting requests included")
     pixels: int = Field(ge=1, description="of pictures and videos, by their headers")
-    tokens: int = Field(
-        ge=1,
-        description="characters of text / 4 + answers x max_tokens, or 1024 where that is not set; a quarter more for"
-        " each log-probability that is asked for beside a token",
-    )
+    tokens: int = Field(ge=1, description="characters / 4 + answers x max_tokens (or 1024), 1/4 more per top logprob")
 
 
 class AdmissionConfig(Settings):
@@ -67,9 +57,9 @@ class AdmissionConfig(Settings):
     per_key: Budget = Budget(requests=64, bytes=2**28, pixels=2**29, tokens=2**20)
     max_queued_requests: int = Field(256, ge=0, description="requests that wait for room")
     max_queued_requests_per_key: int = Field(64, ge=0, description="of these with one API key")
-    max_queue_seconds: float = Field(30.0, gt=0, description="seconds that a request waits for room at most")
+    max_queue_seconds: float = Field(30.0, gt=0, description="longest wait for room, in seconds")
     max_body_bytes: int = Field(96 * 2**20, ge=1, description="bytes of one request's body")
-    body_timeout_s: float = Field(60.0, gt=0, description="seconds that sending a body may take")
+    body_timeout_s: float = Field(60.0, gt=0, description="seconds in which a client must send the body")
 
     @field_validator("total", "per_key", mode="before")
     @classmethod
@@ -82,12 +72,7 @@ class AdmissionConfig(Settings):
 class UploadConfig(Settings):
     """Files that clients upload once and name in later requests (`/v1/files`)."""
 
-    folder: str | None = Field(
-        None,
-        description="where they are kept; in a file system of all nodes they outlive any node; null: on the disk of one"
-        " node, until the server ends",
-    )
-
+    folder: str | None = Field(None, description="on a file system of all nodes; null: one node's disk, until shutdown")
     max_bytes: int = Field(2**30, ge=0, description="bytes of all files")
     max_age_s: float = Field(86400.0, gt=0, description="seconds until a file is deleted")
 
@@ -95,22 +80,13 @@ class UploadConfig(Settings):
 class MetricsConfig(Settings):
     """The application's metrics for Prometheus. The endpoint's `/metrics` covers all nodes."""
 
-    port: int = Field(
-        8081,
-        ge=0,
-        le=65535,
-        description="port of every node on which its metrics can be read; 0: any that is free, for one node only",
-    )
-    slo_time_to_first_token_s: float = Field(
-        2.5, gt=0, description="seconds to the first token in which a request is as fast as you promise"
-    )
-    slo_time_per_output_token_s: float = Field(
-        0.1, gt=0, description="mean seconds between its tokens, for the same purpose"
-    )
+    port: int = Field(8081, ge=0, le=65535, description="metrics port of every node; 0: any free port, one node only")
+    slo_time_to_first_token_s: float = Field(2.5, gt=0, description="promised seconds to the first token")
+    slo_time_per_output_token_s: float = Field(0.1, gt=0, description="promised mean seconds between tokens")
 
 
 class ScaledConfig(Settings):
-    """A deployment that Ray Serve scales by its work: see `deployments/routing/work_scaling.py`."""
+    """A deployment that Ray Serve scales by its work, see `deployments/routing/work_scaling.py`."""
 
     min_replicas: int = Field(1, ge=1, description="replicas at rest")
     max_replicas: int = Field(1, ge=1, description="replicas under load")
@@ -128,20 +104,15 @@ class IngressConfig(ScaledConfig):
     num_cpus: float = Field(0.5, ge=0, description="CPUs reserved per replica")
     resources: Resources = {}
     cors_origins: tuple[str, ...] = Field((), description="origins whose pages may call, e.g. https://example.com")
-    allowed_hosts: tuple[str, ...] = Field(
-        (), description="names in public DNS to which a server without API keys answers, e.g. vision.example.com"
-    )
-    first_token_timeout_s: float = Field(300.0, gt=0, description="seconds until a request without a token is given up")
-    away_timeout_s: float = Field(
-        5.0, gt=0, description="seconds that requests wait for a stage that is down or has no replica"
-    )
+    allowed_hosts: tuple[str, ...] = Field((), description="public DNS names of a server without API keys")
+    first_token_timeout_s: float = Field(300.0, gt=0, description="seconds after which a request without a token fails")
+    away_timeout_s: float = Field(5.0, gt=0, description="seconds that requests wait for a stage that is down")
 
 
 class SharedConfig(Settings):
-    """The state that all ingress replicas share: both item caches, the names that clients gave to items, and uploaded
-    files."""
+    """The state that all ingress replicas share: both item caches, clients' names of items, and uploaded files."""
 
-    shards: int = Field(1, ge=1, description="processes among which it is divided; on a cluster about one per node")
+    shards: int = Field(1, ge=1, description="processes that divide the state; on a cluster about one per node")
     num_cpus: float = Field(0.25, ge=0, description="CPUs reserved per shard")
     resources: Resources = {}
     processor_cache_bytes: int = Field(512 * 2**20, ge=0, description="bytes of processed items kept, by all shards")
@@ -151,169 +122,106 @@ class SharedConfig(Settings):
 class PreprocessConfig(ScaledConfig):
     """The CPU stage."""
 
+    max_replicas: int = Field(2, ge=1, description="replicas under load")
     num_cpus: float = Field(1.0, ge=0, description="CPUs reserved per replica, and its threads")
     resources: Resources = {}
-    image_backend: Literal["auto", "pil", "torchvision"] = Field(
-        "auto", description="what resizes pictures; auto: torchvision, which is faster, where it is installed"
-    )
-    video_frames: int = Field(
-        DEFAULT_VIDEO_FRAMES,
-        ge=1,
-        description="frames of a video at most where neither the request nor the model's processor names a number or a"
-        " rate",
-    )
-    max_replicas: int = Field(2, ge=1, description="replicas under load")
+    image_backend: Literal["auto", "pil", "torchvision"] = Field("auto", description="auto: torchvision if installed")
+    video_frames: int = Field(DEFAULT_VIDEO_FRAMES, ge=1, description="most frames of a video by default")
 
 
 class VisionPartConfig(Settings):
     """One part of the vision half: the tower or the projector."""
 
     dtype: Literal["auto", DtypeName] = Field("auto", description="auto: the application's")
-    device: str = Field("auto", description="auto: a GPU where the stage has one, else the CPU")
+    device: str = Field("auto", description="auto: the stage's GPU if it has one, else the CPU")
 
 
 class EncodeConfig(ScaledConfig):
-    """The vision stage. Its replicas encode different items, also of one request. With `placement: inline`, the
-    settings apply to the vision half inside Generate."""
+    """The vision stage. With `placement: inline`, the settings apply to the vision half inside Generate."""
 
     placement: Literal["separate", "inline", "auto"] = Field(
         "separate",
-        description="where items are encoded: in replicas of Encode; in those of Generate (inline), for little traffic"
-        " with pictures; or each item where requests wait the least for it (auto)",
+        description="replicas that encode: Encode's; inline: Generate's, for few pictures; auto: the sooner ones",
     )
-    min_replicas: int = Field(
-        1, ge=0, description="replicas at rest; 0: the first picture after a rest waits for one to start"
-    )
+    min_replicas: int = Field(1, ge=0, description="replicas at rest; 0: the first picture after a rest starts one")
     num_cpus: float = Field(1.0, ge=0, description="CPUs reserved per replica, and its threads")
-    num_gpus: float = Field(0.0, ge=0, description="GPUs per replica, may be a fraction; 0 runs on the CPU")
+    num_gpus: float = Field(0.0, ge=0, description="GPUs per replica, may be a fraction; 0: CPU")
     resources: Resources = {}
     tower: VisionPartConfig = VisionPartConfig()
     projector: VisionPartConfig = VisionPartConfig()
     linear: Literal["auto", "plain", "packed", "int8"] = Field(
-        "auto",
-        description="linear layers of both. plain: transformers' own, equal to the bit; packed: laid out for the CPU,"
-        " twice as fast, equal but for rounding; int8: weights of 8 bits; auto: packed on the CPU, else plain",
+        "auto", description="plain: bit-identical to transformers; packed: twice as fast on the CPU; int8: 8 bits"
     )
-    activation_bytes: int = Field(
-        2 * 2**30, ge=1, description="bytes that encoding may take beside the weights; bounds batches and single items"
-    )
+    activation_bytes: int = Field(2 * 2**30, ge=1, description="encoder memory beside weights, bounds batches")
 
 
 class GenerateConfig(ScaledConfig):
     """The language stage."""
 
-    tensor_parallel_size: int = Field(
-        1, ge=1, description="ranks per replica that the model is divided among, each a process"
-    )
+    tensor_parallel_size: int = Field(1, ge=1, description="ranks (processes) that divide each replica's model")
     num_cpus: float = Field(1.0, ge=0, description="CPUs reserved per rank, and its threads")
-    num_gpus: float = Field(
-        0.0, ge=0, description="GPUs per rank, may be a fraction (of several ranks above 0.5: none shares one); 0: CPU"
-    )
+    num_gpus: float = Field(0.0, ge=0, description="GPUs per rank, may be a fraction (of several ranks above 0.5)")
     resources: Resources = {}
     engine: EngineSettings = Field(EngineSettings(), description="the engine of each replica")
-    adapters_folder: str | None = Field(
-        None,
-        description="folder on the replicas' nodes whose folders are LoRA adapters, as PEFT saves them, each a model by"
-        " its folder's name; engine.max_loras of them are in memory at once; null: none",
-    )
+    adapters_folder: str | None = Field(None, description="folder with a subfolder per LoRA adapter; null: none")
 
     @property
     def gpu_share(self) -> float:
-        """Returns the part of a GPU's memory that a rank may use: its share, if replicas share a card."""
+        """Returns the share of a GPU's memory that a rank may use."""
         return min(1.0, self.num_gpus) or 1.0
 
     @model_validator(mode="after")
-    def _adapters_have_places(self) -> Self:
-        if self.adapters_folder is not None and self.engine.max_loras == 0:
-            raise ValueError("adapters_folder: no adapter can be loaded, for engine.max_loras is 0")
-        if self.adapters_folder is None and self.engine.max_loras > 0:
-            raise ValueError(f"engine.max_loras is {self.engine.max_loras}, but adapters_folder names no adapters")
-        return self
-
-    @model_validator(mode="after")
-    def _quantization_suits_the_device(self) -> Self:
-        if self.engine.quantization == "int8" and self.num_gpus:
-            raise ValueError(f"engine.quantization: {NO_INT8_ON_GPU}")
-        return self
-
-    @model_validator(mode="after")
-    def _ranks_have_places(self) -> "GenerateConfig":
-        if self.tensor_parallel_size == 1:
-            return self
-        if self.engine.quantization is not None:
-            raise ValueError("engine.quantization: weights divided among ranks cannot be quantized")
-        if self.engine.max_loras > 0:
-            raise ValueError("engine.max_loras: a model divided among ranks serves no adapters")
-        if self.engine.async_scheduling:
-            raise ValueError(f"engine.async_scheduling: {NO_ASYNC_WITH_RANKS}")
-        if not self.num_cpus and not self.num_gpus:
-            raise ValueError("ranks are placed by what they reserve: num_cpus or num_gpus must be above 0")
-        if 0 < self.num_gpus <= 0.5:
-            raise ValueError(f"two ranks cannot share a GPU: num_gpus ({self.num_gpus}) must be above 0.5, or 0")
+    def _settings_agree(self) -> Self:
+        engine, ranks = self.engine, self.tensor_parallel_size > 1
+        has_adapters = self.adapters_folder is not None
+        conflicts = {
+            "adapters_folder: no adapter can be loaded: engine.max_loras is 0": has_adapters and not engine.max_loras,
+            "engine.max_loras is above 0, but adapters_folder is null": engine.max_loras and not has_adapters,
+            f"engine.quantization: {NO_INT8_ON_GPU}": engine.quantization == "int8" and self.num_gpus,
+            "engine.quantization: weights divided among ranks cannot be quantized": ranks and engine.quantization,
+            "engine.max_loras: a model divided among ranks serves no adapters": ranks and engine.max_loras,
+            f"engine.async_scheduling: {NO_ASYNC_WITH_RANKS}": ranks and engine.async_scheduling,
+            "num_cpus and num_gpus are 0, but ranks need a reservation": ranks and not self.num_cpus + self.num_gpus,
+            "num_gpus must be 0 or above 0.5: two ranks cannot share a GPU": ranks and 0 < self.num_gpus <= 0.5,
+        }
+        for message, is_wrong in conflicts.items():
+            if is_wrong:
+                raise ValueError(message)
         return self
 
 
 class VisionPluginConfig(Settings):
-    """A vision encoder for a text model without one. `encode.tower` and `encode.projector` set the device and precision
-    of its two parts; `encode.linear: int8` selects 8 bits."""
+    """A vision encoder for a text model. `encode.tower` and `encode.projector` set its parts' device and precision."""
 
-    name: str | None = Field(
-        None,
-        description="the vision plug-in of a text model; auto: the one for the model's name; null: the model has a"
-        " vision half",
-    )
-    folder: str | None = Field(
-        None, description="folder of Python modules with further plug-ins, whose code is run; null: none is run"
-    )
-    add_all_images_to_prompt: bool = Field(
-        True, description="whether a prompt gets all pictures of its conversation; else the last one alone"
-    )
-    options: dict[str, Any] = Field({}, description="what the plug-in itself takes, such as where its weights are")
+    name: str | None = Field(None, description="plug-in; auto: by the model's name; null: the model has a vision half")
+    folder: str | None = Field(None, description="folder of plug-in modules, whose code is run; null: none")
+    add_all_images_to_prompt: bool = Field(True, description="all pictures of a conversation; false: the last one only")
+    options: dict[str, Any] = Field({}, description="the plug-in's own options, such as the path of its weights")
 
 
 class TracingConfig(Settings):
     """Traces of requests, sent to an OpenTelemetry collector."""
 
     endpoint: str | None = Field(
-        None,
-        description="collector that gets them by OTLP over gRPC, e.g. http://10.0.0.5:4317; null: the one that"
-        " OTEL_EXPORTER_OTLP_ENDPOINT names on each node, or none",
+        None, description="OTLP collector (gRPC), e.g. http://10.0.0.5:4317; null: OTEL_EXPORTER_OTLP_ENDPOINT"
     )
-    sample_ratio: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="share of requests that are traced, of those whose client has not decided it (`traceparent`); null:"
-        " as OTEL_TRACES_SAMPLER says, or 0.1",
-    )
+    sample_ratio: float | None = Field(None, ge=0, le=1, description="traced share; null: OTEL_TRACES_SAMPLER, or 0.1")
 
 
 class UpdateConfig(Settings):
     """How replicas are replaced when settings change, and stopped when a stage scales down."""
 
-    drain_seconds: float = Field(
-        600.0, gt=0, description="how long a replica that stops goes on with the answers that it has begun"
-    )
+    drain_seconds: float = Field(600.0, gt=0, description="seconds in which a stopping replica finishes its answers")
     max_surge_percent: int = Field(
-        100,
-        ge=0,
-        le=100,
-        description="replicas of a stage that an update may start before old ones stop, in % of all; they need room"
-        " beside the old ones; 0: old ones stop first, and requests wait",
+        100, ge=0, le=100, description="% of a stage's replicas that start before old ones stop; 0: requests wait"
     )
 
 
 class ScalingConfig(Settings):
     """Autoscaling. New replicas start about two seconds after they are needed."""
 
-    target_load: float = Field(
-        1.0,
-        gt=0,
-        description="load per replica that scaling aims at, as a multiple of the default; 0.5: twice as many replicas",
-    )
-    downscale_delay_s: float = Field(
-        60.0, ge=0, description="seconds that a stage must need fewer replicas before one of them stops"
-    )
+    target_load: float = Field(1.0, gt=0, description="target load per replica; 0.5: twice as many replicas")
+    downscale_delay_s: float = Field(60.0, ge=0, description="seconds of excess before a stage stops a replica")
 
 
 class ModelConfig(Settings):
@@ -322,22 +230,11 @@ class ModelConfig(Settings):
     model: ModelSource
     revision: str | None = Field(None, description="revision of a hub id")
     served_model_name: str | None = Field(None, description="name in the API; default: the last part of `model`")
-    dtype: Literal["auto", DtypeName] = Field(
-        "auto", description="weights and activations; auto: float32 on the CPU, bfloat16 on a GPU"
-    )
+    dtype: Literal["auto", DtypeName] = Field("auto", description="auto: float32 on the CPU, bfloat16 on a GPU")
     max_model_len: int | None = Field(None, ge=1, description="tokens of prompt and answer; default: the model's")
-    allow_longer_context: bool = Field(
-        False, description="accept a max_model_len above the model's own, with worse answers; rotary models only"
-    )
-    num_threads: int | None = Field(
-        None,
-        ge=1,
-        description="threads of Raylens' CPU kernels, in each process of Encode and Generate; a step that only decodes"
-        " takes fewer where that is faster; null: one per core, at most 16",
-    )
-    step_timeout_s: float = Field(
-        120.0, gt=0, description="seconds that a batch of Encode or a step of Generate takes before its replica is ill"
-    )
+    allow_longer_context: bool = Field(False, description="max_model_len above the model's; rotary models only")
+    num_threads: int | None = Field(None, ge=1, description="of CPU kernels per process; null: all cores, up to 16")
+    step_timeout_s: float = Field(120.0, gt=0, description="longest batch of Encode or step of Generate, in seconds")
     vision_plugin: VisionPluginConfig = VisionPluginConfig()
     preprocess: PreprocessConfig = PreprocessConfig()
     encode: EncodeConfig = EncodeConfig()
@@ -387,21 +284,17 @@ class ModelConfig(Settings):
     @property
     def num_stage_cpus(self) -> float:
         """Returns the CPUs reserved by the model's stages at their maximum scale."""
-        encode = 0.0 if self.encode.placement == "inline" else self.encode.max_replicas * self.encode.num_cpus
-        return (
-            self.preprocess.max_replicas * self.preprocess.num_cpus
-            + encode
-            + self.generate.max_replicas * self.generate.tensor_parallel_size * self.generate.num_cpus
-        )
+        num_encoders = 0 if self.encode.placement == "inline" else self.encode.max_replicas
+        num_ranks = self.generate.max_replicas * self.generate.tensor_parallel_size
+        preprocess = self.preprocess.max_replicas * self.preprocess.num_cpus
+        return preprocess + num_encoders * self.encode.num_cpus + num_ranks * self.generate.num_cpus
 
 
 class AppConfig(ModelConfig):
     """One endpoint, its model, and further models behind it."""
 
     model: ModelSource = "checkpoints/shapes"
-    further_models: tuple[ModelConfig, ...] = Field(
-        (), description="models behind the same endpoint, each with stages of its own"
-    )
+    further_models: tuple[ModelConfig, ...] = Field((), description="models behind the same endpoint with own stages")
     media: MediaConfig = MediaConfig()
     auth: AuthConfig = AuthConfig()
     admission: AdmissionConfig = AdmissionConfig()
@@ -415,14 +308,14 @@ class AppConfig(ModelConfig):
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
-        self.check_names()
-        return self
+        return self.with_own_names()
 
-    def check_names(self) -> None:
-        """Raises ValueError if two models have the same name."""
+    def with_own_names(self) -> Self:
+        """Returns the settings. Raises ValueError if two models have the same name."""
         names = [model.model_name for model in self.models]
         if doubled := [name for number, name in enumerate(names) if name in names[:number]]:
             raise ValueError(f"two models have the name {doubled[0]!r}: give one another served_model_name")
+        return self
 
     @property
     def models(self) -> tuple[ModelConfig, ...]:
@@ -435,21 +328,16 @@ class AppConfig(ModelConfig):
         return self.model_copy(update={**own, "further_models": ()})
 
     def by_suffix(self) -> "dict[str, AppConfig]":
-        """Returns each model's settings by the suffix of its deployments' names: empty for the first model, so its
-        stages are called Generate and so on, and `-NAME` for a further one.
-
-        Ray Serve forbids `#` in names, and its log files forbid `/`. Such characters become %23 and the like. Long
-        names end in a hash, so suffixes stay unique."""
+        """Returns each model's settings by the suffix of its deployments' names: empty for the first model, else
+        `-NAME`. `#`, which Ray Serve forbids, and `/`, which its log files forbid, become %23 and %2F. Long names end
+        in a hash."""
         return {"": self.of(self), **{_suffix(model.model_name): self.of(model) for model in self.further_models}}
 
     @property
     def num_reserved_cpus(self) -> float:
         """Returns the CPUs reserved by all replicas at their maximum scale."""
-        return (
-            self.ingress.max_replicas * self.ingress.num_cpus
-            + self.shared.shards * self.shared.num_cpus
-            + sum(model.num_stage_cpus for model in self.models)
-        )
+        endpoint = self.ingress.max_replicas * self.ingress.num_cpus + self.shared.shards * self.shared.num_cpus
+        return endpoint + sum(model.num_stage_cpus for model in self.models)
 
 
 def _suffix(name: str) -> str:

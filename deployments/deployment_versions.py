@@ -1,9 +1,7 @@
-"""Maps settings to deployments. Ray Serve restarts a deployment's replicas when its version changes.
+"""Maps settings to deployments: a deployment's version is a hash of the settings that its replicas read.
 
-By default, Ray Serve gives all deployments one version, a hash of the whole file: any changed argument would restart
-every stage, load every model and empty every cache. Here, a deployment's version is a hash of the settings that its
-replicas read. Only Ray Serve reads the settings of scaling and the limits of calls. They are part of no version,
-because Ray Serve applies them to running replicas."""
+Ray Serve restarts replicas when their version changes. Its own version is a hash of the whole file: any change would
+restart every stage. No version has the settings of scaling and the limits of calls: Ray Serve applies these at once."""
 
 import hashlib
 import json
@@ -22,28 +20,17 @@ from raylens.deployments.config import (
 )
 from raylens.deployments.ray_internals.deployment_version import with_version
 
-_Excluded = Mapping[str, Any]
-"""Excluded settings, in pydantic's form."""
+_Excluded = Mapping[str, Any]  # excluded settings, in pydantic's form
 
-_OF_RAY = {"min_replicas", "max_replicas"}
-"""Stage settings for Ray Serve only."""
-_OF_ENGINES: _Excluded = {"num_threads": True, "step_timeout_s": True}
-"""Model settings for Encode and Generate only."""
-_ENDPOINT: _Excluded = {"served_model_name": True, "auth": True, "admission": True, "ingress": True}
-_GOALS: _Excluded = {"metrics": set(MetricsConfig.model_fields) - {"port"}}
-"""Metrics settings for the ingress only."""
-_STAGE: _Excluded = {
-    **_ENDPOINT,
-    **_GOALS,
-    "updates": True,
-    "scaling": True,
-    "shared": True,
-    "uploads": True,
-    "further_models": True,
+_OF_RAY = {"min_replicas", "max_replicas"}  # for Ray Serve only
+_OF_ENGINES: _Excluded = {"num_threads": True, "step_timeout_s": True}  # for Encode and Generate only
+_ENDPOINT: _Excluded = {
+    **dict.fromkeys(("served_model_name", "auth", "admission", "ingress"), True),
+    "metrics": set(MetricsConfig.model_fields) - {"port"},
 }
+_STAGE: _Excluded = {**_ENDPOINT, **dict.fromkeys(("updates", "scaling", "shared", "uploads", "further_models"), True)}
 _PIXELS: _Excluded = {
-    # The output of Preprocess depends on the dtype of Encode, and so on its device. An inline encoder uses Generate's
-    # device.
+    # The output of Preprocess depends on the encoder's dtype, and so on its device, which may be Generate's.
     "encode": set(EncodeConfig.model_fields) - {"placement", "tower", "projector", "linear", "num_gpus"},
     "generate": set(GenerateConfig.model_fields) - {"num_gpus"},
 }
@@ -55,15 +42,14 @@ _INGRESS_MODEL: _Excluded = {
 }
 """Model settings that the ingress does not read."""
 _SHARED_MODEL: _Excluded = {
-    # The caches hold the results of Preprocess and Encode with their settings.
-    **_PIXELS,
+    **_PIXELS,  # the caches hold the results of Preprocess and Encode
     **_OF_ENGINES,
     "preprocess": set(PreprocessConfig.model_fields) - {"image_backend", "video_frames"},
 }
 """The same for the shards."""
 _DOES_NOT_CONCERN: Mapping[str, _Excluded] = {
-    # An endpoint replica is replaced, never reconfigured in place: Ray Serve removes a reconfiguring replica from
-    # HAProxy's list, so a single one would leave nobody to answer.
+    # Replicas of the ingress are never reconfigured in place: Ray Serve removes a reconfiguring replica from HAProxy's
+    # list, and a single one would leave no endpoint.
     "Ingress": {
         **_INGRESS_MODEL,
         "further_models": {"__all__": _INGRESS_MODEL},
@@ -74,7 +60,6 @@ _DOES_NOT_CONCERN: Mapping[str, _Excluded] = {
     # A further model's name concerns the shards, too, because it selects the model's stages.
     "Shared": {
         **_ENDPOINT,
-        **_GOALS,
         **_SHARED_MODEL,
         "further_models": {"__all__": _SHARED_MODEL},
         "updates": True,
@@ -94,8 +79,7 @@ def versioned(deployment: serve.Deployment, config: AppConfig) -> serve.Deployme
 
 
 def version_of(name: str, config: AppConfig) -> str:
-    """Returns the version of the deployment `name`: a hash of its settings, 32 hex digits. `config`: for a stage, its
-    own model's, see `AppConfig.of`."""
+    """Returns a hash of the deployment's settings, 32 hex digits. `config`: for a stage, see `AppConfig.of`."""
     kind = name.partition("-")[0]
     excluded: Any = ({} if config.encode.placement == "separate" else _INLINE).get(kind, _DOES_NOT_CONCERN[kind])
     concerning = config.model_dump(mode="json", exclude=excluded)

@@ -1,6 +1,6 @@
 """The resources that an application's replicas reserve, and the resources that the machines lack."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from raylens.deployments.config import (
@@ -12,8 +12,7 @@ from raylens.deployments.config import (
     SharedConfig,
 )
 
-Amounts = Mapping[str, float]
-"""By Ray's resource names."""
+Amounts = Mapping[str, float]  # by Ray's resource names
 _ROUNDING = 1e-6
 
 
@@ -28,10 +27,10 @@ def lacking(config: AppConfig, nodes: Sequence[Amounts], where: str) -> dict[str
     """Returns, per deployment without a place on the nodes, the reason, such as `1 GPU, and this machine has none`.
     `nodes`: each node's total resources. `where`: the name of all nodes together."""
     bundles = _bundles(config)
-    wanted: Counter[str] = Counter()
+    wanted: defaultdict[str, float] = defaultdict(float)
     for bundle, count in bundles.values():
         for name, amount in bundle.items():
-            wanted[name] += amount * count  # type: ignore[assignment]  # typeshed knows whole counts only
+            wanted[name] += amount * count
     missing = {
         deployment: _too_large(bundle, nodes, where) or _too_many(bundle, nodes, where, wanted)
         for deployment, (bundle, _) in bundles.items()
@@ -57,17 +56,13 @@ def _too_large(bundle: Amounts, nodes: Sequence[Amounts], where: str) -> str | N
     for name, amount in bundle.items():
         most = max(node.get(name, 0.0) for node in nodes)
         if amount > most + _ROUNDING:
-            owner = where if len(nodes) == 1 or not most else "no node"
-            return f"{amount:g} {name}, and {owner} has {_offer(most, len(nodes))}"
+            if not most:
+                return f"{amount:g} {name}, and {where} has none"
+            offer = f"{where} has" if len(nodes) == 1 else "no node has more than"
+            return f"{amount:g} {name}, and {offer} {most:g}"
     if not any(all(amount <= node.get(name, 0.0) + _ROUNDING for name, amount in bundle.items()) for node in nodes):
         return f"{' and '.join(f'{amount:g} {name}' for name, amount in bundle.items())} on one node"
     return None
-
-
-def _offer(most: float, num_nodes: int) -> str:
-    if not most:
-        return "none"
-    return f"{most:g}" if num_nodes == 1 else f"more than {most:g}"
 
 
 def _too_many(bundle: Amounts, nodes: Sequence[Amounts], where: str, wanted: Mapping[str, float]) -> str | None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """`request_id`: the answer's header X-Request-Id. `traceparent` and `tracestate`: the parent of the receiver's
-    spans, in the form of W3C's Trace Context; empty without a trace."""
+    """`request_id`: the answer's header X-Request-Id. `traceparent` and `tracestate` (W3C Trace Context): the parent of
+    the receiver's spans; empty without a trace."""
 
     request_id: str = ""
     traceparent: str = ""
@@ -18,22 +18,15 @@ class RequestContext:
 
     @property
     def trace_id(self) -> str:
-        """Returns 32 hex digits, or an empty string."""
-        return self.traceparent[3:35]
+        return self.traceparent[3:35]  # 32 hex digits, or empty
 
     @property
     def span_id(self) -> str:
-        """Returns 16 hex digits, or an empty string."""
-        return self.traceparent[36:52]
-
-    @property
-    def trace_flags(self) -> int:
-        return int(self.traceparent[53:55] or "0", 16)
+        return self.traceparent[36:52]  # 16 hex digits, or empty
 
     @property
     def is_sampled(self) -> bool:
-        """Returns whether the trace's spans are collected."""
-        return bool(self.trace_flags & 1)
+        return bool(int(self.traceparent[53:55] or "0", 16) & 1)
 
 
 NO_REQUEST = RequestContext()

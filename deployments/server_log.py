@@ -1,7 +1,6 @@
 """One log file for all processes of a server on one machine; `raylens serve` shows it on its console.
 
-Ray also keeps a log file per process. A cluster has only Ray's files. Both hold either lines of text or JSON objects,
-one a line."""
+Ray also keeps a log file per process; a cluster has only these. Both have lines of text or of JSON objects."""
 
 import asyncio
 import json
@@ -26,7 +25,7 @@ LEVELS = ("debug", "info", "warning", "error")
 FORMAT_VARIABLE = "RAYLENS_LOG_FORMAT"
 TEXT, JSON = FORMATS = ("text", "json")
 FIELDS = log_fields.ATTRIBUTE
-"""A log record's extra JSON fields: `extra={FIELDS: {...}}`. Ray's JSON has them, too."""
+"""A log record's extra fields in our JSON and Ray's: `extra={FIELDS: {...}}`."""
 
 _SERVE_LOGGER = "ray.serve"
 _IDS = ("request_id", "trace_id", "span_id")
@@ -36,11 +35,8 @@ _PAUSE_SECONDS = 0.1
 
 
 def join_server_log(process: str) -> None:
-    """Makes this process write to the server's log file, if configured, under the name `process` plus its deployment's
-    suffix: a shard's number, or a further model's name.
-
-    This package's loggers are children of Ray Serve's logger, so their messages also reach Ray's files.
-    """
+    """Makes this process write to the server's log file, if configured, as `process` plus its deployment's suffix. This
+    package's loggers are children of Ray Serve's logger, so their messages also reach Ray's files."""
     serve_logger = logging.getLogger(_SERVE_LOGGER)
     serve_logger.addFilter(_is_the_servers)
     for handler in serve_logger.handlers:  # Ray's handlers use Ray's own request id
@@ -48,7 +44,7 @@ def join_server_log(process: str) -> None:
     file = os.environ.get(FILE_VARIABLE)
     if file is None:
         return
-    # Ray's file of the replica has each line, too. A third copy, on standard error, would only cost event loop time.
+    # Ray's file of the replica has each line. A third copy, on standard error, would only cost event loop time.
     for copy in [one for one in serve_logger.handlers if type(one) is logging.StreamHandler]:
         serve_logger.removeHandler(copy)
     handler = logging.FileHandler(file)  # several processes append to it
@@ -61,8 +57,7 @@ def join_server_log(process: str) -> None:
 
 
 def stacks_descriptor() -> int:
-    """Returns the descriptor for the stacks of a dying process. Stacks are plain text, so they go to a text log, or
-    else to Ray's file of the worker's standard error."""
+    """Returns the descriptor for a dying process's stacks: they are text, so a text log, else Ray's file of stderr."""
     file = os.environ.get(FILE_VARIABLE)
     if file is None or _is_json():
         return _STDERR
@@ -108,30 +103,29 @@ class JsonLines(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
+        own = record.__dict__
         told: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "process": self._process,
             "logger": record.name,
             "message": record.getMessage(),
+            **{name: own[name] for name in _IDS if name in own},
+            **own.get(FIELDS, {}),
         }
-        told |= {name: record.__dict__[name] for name in _IDS if name in record.__dict__}
-        told |= record.__dict__.get(FIELDS, {})
         if record.exc_info:
             told["exception"] = self.formatException(record.exc_info)
         return json.dumps(told, default=str)
 
 
-_NO_FAILURES = (
+_NO_FAILURES = (  # beginnings of Ray Serve's warnings that report no failure
     "Failed to start RequestProtocol.",  # another server has the port behind HAProxy; Ray Serve tries the next one
     "Failed to get queue length from ",  # a busy replica has not answered for 0.1 s; a hung one shows in the health
 )
-"""The beginnings of Ray Serve's warnings that report no failure."""
 
 
 def _is_the_servers(record: logging.LogRecord) -> bool:
-    """Returns whether the record reports a failure of the server. Ray Serve also prints tracebacks for a client's
-    mistake or disconnect, which the request log covers."""
+    """Drops _NO_FAILURES and tracebacks for a client's mistake or disconnect, which the request log has."""
     error = record.exc_info[1] if record.exc_info else None
     is_clients = isinstance(error, InvalidRequestError | asyncio.CancelledError)
     return not is_clients and not record.getMessage().startswith(_NO_FAILURES)
@@ -157,8 +151,7 @@ def _show(file: Path, console: TextIO, ended: threading.Event) -> None:
         while not is_last:
             is_last = ended.wait(_PAUSE_SECONDS)
             if text := lines.read():
-                console.write(text)
-                console.flush()
+                print(text, end="", file=console, flush=True)
             if lines.tell() > _MAX_BYTES:  # the text is on the console, and writers append to the file
                 os.truncate(file, 0)
                 lines.seek(0)

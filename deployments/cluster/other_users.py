@@ -1,9 +1,9 @@
 """Limits the connections of other users of this machine to the server's own ports.
 
-Ray accepts any number of connections at its ports and checks its token only afterwards, so another user could exhaust
-the descriptors of the server's processes. Linux reports the user at each end of a local connection (sock_diag(7)). A
-parent process may copy its children's descriptors (pidfd_getfd(2)). Shutting down a copy ends the connection for its
-owner, too. Root's connections and those of other machines are not limited."""
+Ray checks its token only after it has accepted a connection, so another user could exhaust the descriptors of the
+server's processes. Linux reports the user at each end of a local connection (sock_diag(7)). A parent process may copy
+its children's descriptors (pidfd_getfd(2)), and shutting down a copy ends the connection. Connections of root and of
+other machines are not limited."""
 
 import ctypes
 import errno
@@ -25,8 +25,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 MOST = 100
 """Connections of one user to one port. Raylens keeps those with the lowest inode numbers, about the oldest."""
-_PERIOD_SECONDS = 0.1
-"""A check takes a millisecond, plus 2 ms for each 1,000 connections of the machine."""
+_PERIOD_SECONDS = 0.1  # a check takes a millisecond, plus 2 ms for each 1,000 connections of the machine
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PIDFD_GETFD = 438  # on every architecture; Python has no function for it
 _ROOT = 0
@@ -39,8 +38,7 @@ _ROW = struct.Struct("=4x H H 16s 16s 24x I I")
 _RECEIVE_BYTES = 1 << 20
 _IPV4_IN_IPV6 = bytes(10) + b"\xff\xff"
 
-Address: TypeAlias = tuple[bytes, int]
-"""A host in network byte order (IPv4-mapped addresses as IPv4) and a port."""
+Address: TypeAlias = tuple[bytes, int]  # a host in network byte order (IPv4-mapped addresses as IPv4) and a port
 
 
 class End(NamedTuple):
@@ -54,8 +52,7 @@ class End(NamedTuple):
 
 @contextmanager
 def bounded_connections(folder: Path, public_port: int) -> Iterator[None]:
-    """Limits the connections to the processes of the server in `folder` while the block runs. HAProxy limits those to
-    `public_port`."""
+    """Limits connections to the server in `folder` while the block runs. HAProxy limits those to `public_port`."""
     over, told = threading.Event(), set[tuple[int, int]]()
 
     def watch() -> None:
@@ -76,21 +73,19 @@ def bounded_connections(folder: Path, public_port: int) -> Iterator[None]:
 
 
 def close_excess(folder: Path, public_port: int, told: set[tuple[int, int]]) -> None:
-    """Closes connections of other users to ports of the server in `folder`, beyond `MOST` per user and port. `told`:
-    the users and ports already logged. Raises OSError if this process lacks the permission."""
+    """Closes other users' connections to the server in `folder` beyond `MOST` per user and port. `told`: the users and
+    ports already logged. Raises OSError if this process lacks the permission."""
     many = _many_inodes(public_port)
     excess = {inode for inodes in many.values() for inode in sorted(inodes)[MOST:]}
     closed = {inode for pid in (pids_of(folder) if excess else ()) for inode in _shut_down(pid, excess)}
     for (user, port), inodes in many.items():
         if (user, port) not in told and not closed.isdisjoint(inodes):  # otherwise the port belongs to another program
             told.add((user, port))
-            message = "user %d has opened %d connections to port %d, the limit is %d"
-            logger.warning(message, user, len(inodes), port, MOST)
+            logger.warning("user %d has %d connections to port %d, the limit is %d", user, len(inodes), port, MOST)
 
 
 def _many_inodes(public_port: int) -> dict[tuple[int, int], list[int]]:
-    """Returns the inodes of this user's connection ends by (other end's user, own port), for pairs with more than
-    `MOST`."""
+    """Returns the inodes of this user's ends by (other end's user, own port), if more than `MOST`."""
     ends = [end for family in (socket.AF_INET, socket.AF_INET6) for end in _established(family)]
     own = os.geteuid()
     users = {(end.remote, end.local): end.user for end in ends if end.user not in (_ROOT, own)}
@@ -121,33 +116,26 @@ def _established(family: socket.AddressFamily) -> Iterator[End]:
 
 
 def _end(family: int, port: int, other_port: int, host: bytes, other_host: bytes, user: int, inode: int) -> End:
-    return End(
-        (_host(family, host), socket.ntohs(port)), (_host(family, other_host), socket.ntohs(other_port)), user, inode
-    )
+    def address(host: bytes, port: int) -> Address:
+        return host[:4] if family == socket.AF_INET else host.removeprefix(_IPV4_IN_IPV6), socket.ntohs(port)
 
-
-def _host(family: int, host: bytes) -> bytes:
-    return host[:4] if family == socket.AF_INET else host.removeprefix(_IPV4_IN_IPV6)
+    return End(address(host, port), address(other_host, other_port), user, inode)
 
 
 def _shut_down(pid: int, inodes: set[int]) -> set[int]:
     """Shuts down the process's sockets among `inodes`. Returns the inodes found."""
-    found = set[int]()
+    found, links = set[int](), {f"socket:[{inode}]": inode for inode in inodes}
     with suppress(FileNotFoundError, ProcessLookupError):  # the process ends or closes one of them
         pidfd = os.pidfd_open(pid)
         try:
             for entry in os.scandir(f"/proc/{pid}/fd"):
                 with suppress(FileNotFoundError):
-                    if (inode := _inode(os.readlink(entry.path))) in inodes:
+                    if (inode := links.get(os.readlink(entry.path))) is not None:
                         _shut_down_copy(pidfd, int(entry.name), inodes)
                         found.add(inode)
         finally:
             os.close(pidfd)
     return found
-
-
-def _inode(link: str) -> int | None:
-    return int(link[len("socket:[") : -1]) if link.startswith("socket:[") else None
 
 
 def _shut_down_copy(pidfd: int, number: int, inodes: set[int]) -> None:

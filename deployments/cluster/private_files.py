@@ -9,14 +9,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PLACE = "/tmp"
-"""The folder is not below `TMPDIR`: socket paths are limited to 107 characters, and Ray's take up to 85 below this
-folder."""
+"""Not `TMPDIR`: paths of sockets are limited to 107 characters, and Ray's take up to 85 below the folder."""
 
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
-    """Creates a folder that only this user may enter, and removes it after the block. After a failure the folder stays,
-    because it holds the logs."""
+    """Creates a folder that only this user may enter, and removes it with the block unless the block fails."""
     folder = Path(tempfile.mkdtemp(prefix="raylens-", dir=_PLACE))
     has_failed = False
     try:
@@ -30,12 +28,9 @@ def private_folder() -> Iterator[Path]:
 
 
 def keep_ray_token_private(home: Path, *, make: bool = True) -> None:
-    """Makes `~/.ray/auth_token` unreadable for other users. Ray's clusters on this machine check the token in this
-    file. Creates a missing file, because Ray would create a world-readable file. `make`: False on a node of a cluster,
-    where all nodes need the same token.
-
-    Raises RuntimeError if that is impossible.
-    """
+    """Makes `~/.ray/auth_token`, the token of Ray's clusters on this machine, unreadable for other users. Creates a
+    missing file, because Ray would create a world-readable one. `make`: False on a node of a cluster, where all nodes
+    need the same token. Raises RuntimeError if that is impossible."""
     if os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
         return
     file = home / ".ray" / "auth_token"

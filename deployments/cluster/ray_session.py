@@ -5,18 +5,23 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from raylens.deployments.cluster.late_signals import signals_later
-from raylens.deployments.ray_internals.driver_metrics import no_driver_metrics
-from raylens.deployments.ray_internals.ended_processes import ended_vital_process
-from raylens.deployments.ray_internals.router_thread import end_router_thread
-from raylens.deployments.ray_internals.sigterm_handler import own_sigterm_handler
+from raylens.deployments.ray_internals.driver import (
+    driver_job,
+    end_router_thread,
+    ended_vital_process,
+    no_driver_metrics,
+    own_sigterm_handler,
+)
 
 ResultT = TypeVar("ResultT")
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # a closing terminal sends SIGHUP
 _POLL_SECONDS = 0.2
 
 
@@ -24,16 +29,8 @@ _POLL_SECONDS = 0.2
 def ray_session(num_cpus: float, *, dashboard: bool = False, temp_dir: Path | None = None) -> Iterator[None]:
     """Runs a Ray cluster of this machine with this process as its driver. `temp_dir`: parent of its folder, by default
     Ray's own. A process may have several sessions, one after the other. Raises RuntimeError if Ray does not start."""
-    # Imported late, because Ray reads its environment at import.
-    import ray
-
-    try:
-        with _driver_starts():
-            _start(num_cpus, dashboard, temp_dir)
+    with _driver(partial(_start, num_cpus, dashboard, temp_dir)):
         yield
-    finally:
-        end_router_thread()
-        ray.shutdown()
 
 
 class NoRayError(RuntimeError):
@@ -41,31 +38,24 @@ class NoRayError(RuntimeError):
 
 
 def ask_ray(call: Callable[[], ResultT], *, timeout_s: float) -> ResultT:
-    """Returns the result of `call`, a query to this process's Ray. Ray itself would wait for a dead cluster without a
-    limit.
-
-    Raises NoRayError if Ray ends, and after `timeout_s`."""
-    answered = threading.Event()
-    results: list[ResultT] = []
-    errors: list[BaseException] = []
+    """Returns the result of `call`, a query to this driver's Ray. Raises NoRayError if Ray ends, and after `timeout_s`:
+    Ray itself would wait for a dead cluster without a limit."""
+    answer: Future[ResultT] = Future()
 
     def ask() -> None:
         try:
-            results.append(call())
+            answer.set_result(call())
         except BaseException as error:
-            errors.append(error)
-        answered.set()
+            answer.set_exception(error)
 
     # A daemon thread, so that a hung call does not keep this process alive.
     threading.Thread(target=ask, daemon=True).start()
     deadline = time.monotonic() + timeout_s
-    while not answered.wait(_POLL_SECONDS):
+    while not wait([answer], timeout=_POLL_SECONDS).done:
         check_ray()
         if time.monotonic() > deadline:
             raise NoRayError(f"Ray does not answer after {timeout_s:g} s")
-    if errors:
-        raise errors[0]
-    return results[0]
+    return answer.result()
 
 
 def check_ray() -> None:
@@ -78,35 +68,32 @@ def check_ray() -> None:
 
 @contextmanager
 def joined_cluster() -> Iterator[None]:
-    """Makes this process a driver of the Ray cluster on this node. The cluster stays after the block. Raises
-    RuntimeError if no Ray runs here or Ray refuses the connection."""
+    """Makes this process a driver of this node's Ray. Raises RuntimeError if none runs or it refuses the connection."""
+    with _driver(_join):
+        yield
+
+
+@contextmanager
+def _driver(begin: Callable[[], None]) -> Iterator[None]:
+    # Imported late, because Ray reads its environment at import.
     import ray
 
     try:
-        with _driver_starts():
-            _join()
+        # A half-started driver can neither be stopped cleanly nor interrupted.
+        with no_driver_metrics(), signals_later(), own_sigterm_handler():
+            begin()
         yield
     finally:
         end_router_thread()
         ray.shutdown()
 
 
-@contextmanager
-def _driver_starts() -> Iterator[None]:
-    """Wraps `ray.init`: a half-started driver can neither be stopped cleanly nor interrupted."""
-    with no_driver_metrics(), signals_later(), own_sigterm_handler():
-        yield
-
-
 def _join() -> None:
-    """Connects to Ray. Raises RuntimeError, where Ray raises ConnectionError if none runs here, and various errors for
-    a wrong token."""
+    """Connects to Ray, which raises ConnectionError if none runs here, and various errors for a wrong token."""
     import ray
 
-    from raylens.deployments.ray_internals.driver_imports import DriverJob
-
     try:
-        ray.init(address="auto", job_config=DriverJob(), log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address="auto", job_config=driver_job(), log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise RuntimeError("no Ray runs on this node: `raylens node` starts it") from error
     except Exception as error:
@@ -114,18 +101,16 @@ def _join() -> None:
 
 
 def _start(num_cpus: float, dashboard: bool, temp_dir: Path | None) -> None:
-    """Starts Ray. Raises RuntimeError, where Ray raises a plain Exception if one of its processes does not start in
-    time."""
+    """Starts Ray, which raises a plain Exception if one of its processes does not start in time."""
     import ray
 
-    from raylens.deployments.ray_internals.driver_imports import DriverJob
     from raylens.deployments.ray_internals.one_machine import one_machine
 
     try:
         with one_machine(temp_dir) as private:
             ray.init(
                 address="local",
-                job_config=DriverJob(),
+                job_config=driver_job(),
                 num_cpus=num_cpus,
                 include_dashboard=dashboard,
                 log_to_driver=False,
@@ -134,3 +119,23 @@ def _start(num_cpus: float, dashboard: bool, temp_dir: Path | None) -> None:
             )
     except Exception as error:
         raise RuntimeError(f"Ray did not start: {error}") from error
+
+
+@contextmanager
+def signals_later() -> Iterator[None]:
+    """Delays `STOP_SIGNALS` until the block ends. Does nothing outside the main thread, which alone handles signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    handled = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    for number in handled:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handled.items():
+            signal.signal(number, handler)
+        for number in dict.fromkeys(came):
+            signal.raise_signal(number)

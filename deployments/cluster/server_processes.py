@@ -1,13 +1,9 @@
-"""Finds the processes of a server on one machine, and ends them. Also a program: the keeper.
+"""Finds the processes of a server on one machine, and ends them. Also a program, the keeper: standard library only.
 
-`raylens serve` owns the processes. Each inherits the variable `_MARK`, which names the server's folder. The owner holds
-a lock on a file in that folder until it ends.
-
-An orderly owner stops Ray first and kills the remaining processes. If the owner dies otherwise, the kernel releases the
-lock. The keeper, a small process beside the owner, waits for the lock and kills the processes. If the keeper was
-killed, too, the next start finds processes whose folder no owner has locked.
-
-The keeper imports only the standard library."""
+`raylens serve` owns the processes and holds a lock on a file in the server's folder, which each process's variable
+`_MARK` names. An orderly owner stops Ray and kills the remaining processes. If it dies otherwise, the kernel releases
+the lock, and the keeper, a small process that waits for it, kills them. If the keeper was killed, too, the next start
+finds processes whose folder no owner has locked."""
 
 import fcntl
 import os
@@ -20,17 +16,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _MARK = "RAYLENS_SERVER"
+_MARKED = f"{_MARK}="
 _LOCK_FILE = "owner"
-_KILL_SECONDS = 5.0
-"""A killed process remains longer only if the kernel cannot release it."""
+_KILL_SECONDS = 5.0  # a killed process remains longer only if the kernel cannot release it
 _POLL_SECONDS = 0.02
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @contextmanager
 def owned_processes(folder: Path) -> Iterator[None]:
-    """Makes this process the owner of the server in `folder` while the block runs. All of the server's processes end
-    with the block, or with this process if it is killed."""
+    """Owns the server in `folder`: its processes end with the block, or with this process if it is killed."""
     with (folder / _LOCK_FILE).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         command = [sys.executable, "-I", "-S", __file__, str(folder)]
@@ -64,12 +59,11 @@ def kill_orphans() -> None:
 
 
 def pids_of(folder: Path) -> list[int]:
-    """Returns the processes of the server in `folder`."""
     return [pid for pid, other in _marked_processes() if other == folder]
 
 
 def _has_owner(folder: Path) -> bool:
-    """Returns whether the owner lives or may live: the folder may be invisible from here, inside a container."""
+    """Returns whether the owner lives or may live: the folder may be invisible from here, in a container."""
     try:
         with (folder / _LOCK_FILE).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -90,13 +84,16 @@ def _kill_all(folder: Path) -> None:
 
 def _marked_processes() -> Iterator[tuple[int, Path]]:
     """Yields this user's running server processes, each with its server's folder."""
+    for pid, variables in own_processes("environ"):
+        yield from ((pid, Path(one.removeprefix(_MARKED))) for one in variables if one.startswith(_MARKED))
+
+
+def own_processes(file: str) -> Iterator[tuple[int, list[str]]]:
+    """Yields this user's processes, each with the NUL-separated parts of its `/proc/PID/FILE`."""
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if entry.stat().st_uid == os.geteuid():
-                for variable in (entry / "environ").read_bytes().split(b"\0"):
-                    name, _, folder = variable.partition(b"=")
-                    if name == _MARK.encode():
-                        yield int(entry.name), Path(os.fsdecode(folder))
+                yield int(entry.name), os.fsdecode((entry / file).read_bytes()).split("\0")
 
 
 def main() -> None:

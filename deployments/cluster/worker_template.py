@@ -1,13 +1,9 @@
 """A process that has imported torch and the stages' other libraries, and forks workers.
 
-Preprocess, Encode and Generate import the same libraries. The imports take each of them three seconds of a core, most
-of a stage's startup. On one machine, `raylens serve` starts this process beside Ray, so the imports are done when the
-stages start, and all stages share the memory.
-
-It does not import Ray: Ray's library reads its environment at import and starts threads, which do not survive a fork. A
-worker imports Ray after the fork. torch, too, starts its threads and looks for GPUs later: only stages without a GPU
-are forked.
-"""
+These imports take Preprocess, Encode and Generate three seconds of a core each. On one machine, `raylens serve` starts
+this process beside Ray: the imports are done when the stages start, which share the memory. Workers import Ray after
+the fork, because its library starts threads, which do not survive a fork. torch starts threads and looks for GPUs
+after its import: only stages without a GPU are forked."""
 
 import gc
 import importlib
@@ -22,15 +18,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from raylens.deployments.cluster.late_signals import signals_later
+from raylens.deployments.cluster.ray_session import signals_later
 from raylens.deployments.ray_internals.start_worker import LENGTH_BYTES, SOCKET_VARIABLE
-from raylens.deployments.stages.free_memory import MALLOC_VARIABLES
-from raylens.deployments.stages.torch_setup import prepare_torch
+from raylens.deployments.stages.process_setup import MALLOC_VARIABLES, prepare_torch
 
-NUM_THREADS = 1
-"""CPUs of a forked stage. The libraries read their number of threads at import."""
+NUM_THREADS = 1  # CPUs of a forked stage; the libraries read their number of threads at import
 _MODULES = (
     *("raylens.preprocess.processor", "raylens.encoder.engine", "raylens.llm.engine", "raylens.deployments.config"),
     *("fastapi", "google.protobuf.message", "grpc.aio", "jsonschema", "prometheus_client", "requests"),  # for Ray
@@ -54,8 +48,7 @@ def worker_template(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def main() -> None:
-    """Imports all modules, then forks a worker for each connection to the socket `argv[1]`. Ends with standard input,
-    and so with the parent process."""
+    """Imports all modules, then forks a worker per connection to the socket `argv[1]`. Ends with standard input."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # `raylens serve` ends it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # avoids zombies
     with socket.socket(socket.AF_UNIX) as server:
@@ -71,11 +64,13 @@ def main() -> None:
 
 
 def _serve(server: socket.socket) -> None:
-    """Forks the worker of the next connection. In the worker, this raises the worker's exit or error, which leaves
-    `main` and ends the process normally."""
+    """Forks the worker of the next connection. In the worker, raises the worker's exit or error, which ends it."""
     with server.accept()[0] as connection:
         try:
-            order, files = _received(connection)
+            # An order of `start_worker`, with its standard output and error.
+            length, files, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 2)
+            with connection.makefile("rb") as body:
+                order = json.loads(body.read(int.from_bytes(length, "big")))
         except (OSError, ValueError):  # the client ended meanwhile
             return
         if os.fork() == 0:
@@ -88,15 +83,8 @@ def _serve(server: socket.socket) -> None:
         os.close(file)
 
 
-def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Returns an order of `start_worker`, and its standard output and standard error."""
-    length, files, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 2)
-    with connection.makefile("rb") as body:
-        return json.loads(body.read(int.from_bytes(length, "big"))), files
-
-
 def _work(command: list[str], environment: dict[str, str], output: list[int]) -> NoReturn:
-    """Becomes the worker: runs Ray's worker program with the arguments in `command`."""
+    """Becomes the worker: runs Ray's worker program, `command`."""
     for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *output]):
         os.dup2(file, number)
         os.close(file)

@@ -7,7 +7,7 @@ from raylens.deployments.api.completions import Completion, CompletionChoice, Co
 from raylens.deployments.endpoint.accounting import RequestAccount, usage_so_far
 from raylens.deployments.endpoint.answer import Chunks, Pieces, sent_event
 from raylens.deployments.endpoint.chat_answer import finite, token_text
-from raylens.deployments.stages.character_starts import CharacterStarts
+from raylens.deployments.stages.pieces import CharacterStarts
 from raylens.deployments.wire.stage_messages import GeneratedText, ScoredToken
 
 

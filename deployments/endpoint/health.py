@@ -9,7 +9,7 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from raylens.deployments.ray_internals.running_replicas import has_running_replica
+from raylens.deployments.ray_internals.handles import has_running_replica
 from raylens.deployments.stages.stage_calls import StageUnavailableError
 from raylens.deployments.wire.stage_messages import Heartbeat, ServedModel
 

@@ -40,12 +40,11 @@ from raylens.deployments.metrics.definitions import IngressMetrics
 from raylens.deployments.metrics.error_codes import known_errors
 from raylens.deployments.pipeline.pipeline import Pipeline
 from raylens.deployments.pipeline.turns import Turns
-from raylens.deployments.ray_internals.routing_loop import route_on_this_loop
-from raylens.deployments.ray_internals.running_replicas import num_running_replicas
+from raylens.deployments.ray_internals.handles import num_running_replicas, route_on_this_loop
 from raylens.deployments.replica_start import Replica, start_replica
 from raylens.deployments.routing.work_scaling import PendingWork
-from raylens.deployments.stages.garbage_collection import skip_startup_objects
-from raylens.deployments.stages.stage_handles import StageHandles
+from raylens.deployments.stages.process_setup import skip_startup_objects
+from raylens.deployments.stages.stage_calls import StageHandles
 
 REQUESTS = "requests"
 _REPORT_SECONDS = 0.5

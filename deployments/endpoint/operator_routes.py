@@ -14,8 +14,8 @@ from raylens.deployments.endpoint.call import HttpCall
 from raylens.deployments.endpoint.errors import JSON_ERROR_RESPONSES, AccessError
 from raylens.deployments.endpoint.page_route import operator_page
 from raylens.deployments.operator.metrics_page import MetricsPage
-from raylens.deployments.operator.recent_pages import RecentPages
 from raylens.deployments.operator.snapshot import Snapshot
+from raylens.deployments.operator.summarize import RecentPages
 from raylens.deployments.stages.stage_calls import StageUnavailableError
 
 _LEAST_SECONDS = 1.0

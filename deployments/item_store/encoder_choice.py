@@ -15,8 +15,8 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from raylens.deployments.ray_internals.running_replicas import has_running_replica
-from raylens.deployments.stages.stage_handles import StageHandles
+from raylens.deployments.ray_internals.handles import has_running_replica
+from raylens.deployments.stages.stage_calls import StageHandles
 from raylens.deployments.wire.stage_messages import EmbeddingInfo
 
 _KEPT = 0.9

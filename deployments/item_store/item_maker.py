@@ -25,10 +25,9 @@ from raylens.deployments.item_store.item_states import (
     StoredItem,
 )
 from raylens.deployments.metrics.definitions import CacheMetrics, ItemMetrics
-from raylens.deployments.ray_internals.pending_objects import objects_of
+from raylens.deployments.ray_internals.handles import objects_of
 from raylens.deployments.request_context import in_request
-from raylens.deployments.stages.stage_calls import StageCalls, StageUnavailableError, with_pending
-from raylens.deployments.stages.stage_handles import StageHandles
+from raylens.deployments.stages.stage_calls import StageCalls, StageHandles, StageUnavailableError, with_pending
 from raylens.deployments.tracing.spans import OpenSpan, Spans
 from raylens.deployments.wire.stage_messages import EmbeddingInfo, ItemJob
 from raylens.preprocess.cache import ItemCache

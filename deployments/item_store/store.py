@@ -31,12 +31,11 @@ from raylens.deployments.item_store.messages import (
 from raylens.deployments.item_store.named_contents import NamedContents
 from raylens.deployments.item_store.uploads import Upload, Uploads
 from raylens.deployments.metrics.definitions import ItemMetrics
-from raylens.deployments.ray_internals.routing_loop import route_on_this_loop
+from raylens.deployments.ray_internals.handles import route_on_this_loop
 from raylens.deployments.replica_start import Replica, start_replica
-from raylens.deployments.stages.garbage_collection import skip_startup_objects
 from raylens.deployments.stages.object_contents import received, sent
-from raylens.deployments.stages.stage_calls import StageCalls, StageError, StageFailedError
-from raylens.deployments.stages.stage_handles import StageHandles
+from raylens.deployments.stages.process_setup import skip_startup_objects
+from raylens.deployments.stages.stage_calls import StageCalls, StageError, StageFailedError, StageHandles
 from raylens.deployments.wire.private_port import PortAddress, PrivatePort, Reader, Writer
 from raylens.deployments.wire.stage_messages import Heartbeat
 from raylens.preprocess.schema import InvalidRequestError

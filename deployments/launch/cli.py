@@ -14,17 +14,15 @@ from typing import Any
 import raylens
 from raylens.checkpoints import PICTURES
 from raylens.deployments import server_log
-from raylens.deployments.cluster.late_signals import STOP_SIGNALS
-from raylens.deployments.cluster.ray_session import check_ray
+from raylens.deployments.cluster.ray_session import STOP_SIGNALS, check_ray
 from raylens.deployments.cluster.server_processes import kill_orphans
 from raylens.deployments.endpoint import api_keys
-from raylens.deployments.launch import trace_command
 from raylens.deployments.launch.config_file import ConfigError, load_config
 from raylens.deployments.launch.demo import run_demo
 from raylens.deployments.launch.deploy import deploy
 from raylens.deployments.launch.local_cluster import check_address, free_port, print_at_once, running_app
 from raylens.deployments.launch.node import start_node
-from raylens.deployments.operator import top_command
+from raylens.deployments.operator import top_command, waterfall
 from raylens.planning import command as plan_command
 from raylens.planning.settings import PlanError
 
@@ -38,57 +36,54 @@ behind one OpenAI-compatible endpoint. Stop it with Ctrl-C.
   raylens serve ~/models/a ~/models/b               two models behind one endpoint
   raylens serve --config serve.yaml                 every setting, each explained in that file
 
-Standard output says how the start goes; standard error has a line for each request, and why one failed.
-
+Standard output reports the start; standard error has a line for each request and each failure's reason.
 On a cluster: `ray up cluster.yaml`, see docs/clusters.md.
 """
 _KEY_HELP = """\
-Make an API key. The key itself is printed once, to be given to whoever is to use it, and kept nowhere; its hash goes
-into a file, which a server reads that has it as `auth.keys_file` in its settings, within seconds, while it serves.
+Make an API key. The command prints the key once and stores only its hash, in a file. A server with this file as
+`auth.keys_file` in its settings accepts the key within seconds.
 
   raylens key alice --file keys.yaml
   raylens key operator --admin --file keys.yaml     for `raylens top`, /dashboard and Prometheus, too
 
-To take a key back, delete its entry. For a server of your own, RAYLENS_API_KEYS=key1,key2 in its environment does, too;
-these keys are all admins.
+To revoke a key, delete its entry. A server of your own also takes keys from its environment: with
+RAYLENS_API_KEYS=key1,key2 all of them are admins.
 """
 _DEMO_HELP = """\
-Start the bundled model on a free port, ask it about the bundled pictures, show each answer as it streams and how
-long each stage took, and stop. Exits 1 when an answer is wrong.
+Start the bundled model on a free port, ask it about the bundled pictures, show each answer as it streams and the time
+of each stage, and stop. Exits 1 when an answer is wrong.
 """
 _NODE_HELP = """\
-Start Ray on this node of a cluster. All arguments go to `ray start`:
+Start Ray on this node of a cluster, with the environment that Raylens needs. All arguments go to `ray start`:
 
   raylens node --head --port=6379
   raylens node --address=10.0.0.1:6379
 
-Ray gets the environment that Raylens needs. The node keeps its files in ~/.raylens. All nodes need the same token in
-~/.ray/auth_token (`ray get-auth-token --generate`). cluster.yaml and clusters/ have files for `ray up` that do all of
-this.
+The node keeps its files in ~/.raylens. All nodes need the same token in ~/.ray/auth_token (`ray get-auth-token
+--generate`). cluster.yaml and clusters/ have files for `ray up` that do all of this.
 """
 _DEPLOY_HELP = """\
-Bring an application, or its new settings, to the Ray cluster that this node belongs to, and wait until every stage is
-ready. `ray up cluster.yaml` does this on the head node.
+Deploy an application, or its new settings, to this node's Ray cluster, and wait until every stage is ready.
+`ray up cluster.yaml` does this on the head node.
 
   raylens deploy                                    serve.yaml of this folder
   raylens deploy serve.yaml --host 0.0.0.0          for clusters: other nodes reach the endpoint, too
-  raylens deploy serve.yaml --no-wait               go on at once; `serve status` says how far it is
+  raylens deploy serve.yaml --no-wait               return at once; `serve status` reports the progress
 
-The file is checked before anything is sent. A line tells each change of a stage, and what it waits for. Old replicas
-serve until new ones are ready. Exits 1 when a stage does not start, with its error, and when the time is over; the
-deployment itself goes on.
+The command checks the file before it sends anything, and prints a line for each change of a stage. Old replicas serve
+until new ones are ready. Exits 1 when a stage does not start, with its error, and after --timeout; the deployment
+itself continues.
 """
 _CONVERT_HELP = """\
-Copy a checkpoint, with its weights as safetensors and with their names as Raylens and transformers spell them.
+Copy a checkpoint, with safetensors weights under the names that Raylens and transformers use.
 
   raylens convert safetensors ~/models/old ~/models/new              weights that are pickles (pytorch_model.bin)
   raylens convert wemm ~/models/WeMM-Chat-2K-CN ~/models/wemm
 
-DST is a new folder. It gets its name when all weights are written, read back and compared bit by bit, so a conversion
-that is stopped leaves nothing that looks finished. SRC is only read. No more than one file of weights is in memory.
+The command only reads SRC, and holds at most one file of weights in memory. The new folder DST gets its name once all
+weights are written, read back and compared bit by bit, so a stopped conversion leaves nothing that looks finished.
 """
-_DEPLOY_SECONDS = 1800
-"""Enough for new nodes to start and to download a model."""
+_WAIT_SECONDS = 1800  # enough for new nodes that start and download a model
 _INTERRUPTED = 130
 """The exit status of a stopped command that should have finished, as in shells. Stopping a server is not a failure."""
 _CHECK_SECONDS = 0.5
@@ -112,20 +107,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("raylens: stopped", file=sys.stderr)
         return int(args.when_stopped)
-    except (ConfigError, PlanError, RuntimeError) as error:
+    except (ConfigError, PlanError, api_keys.ApiKeysError, RuntimeError) as error:
         print(f"raylens: {error}", file=sys.stderr)
         return 1 if isinstance(error, RuntimeError) else 2
     return status
 
 
 class _Stopped(KeyboardInterrupt):
-    """Raised when the process is asked to stop. A plain KeyboardInterrupt would not do: if one passes through an
-    import, Python exits with the signal's status although the interrupt was caught later."""
+    """After a plain KeyboardInterrupt in an import, Python exits with the signal's status, even if it was caught."""
 
 
 def _stop_on_signals() -> None:
-    """Makes SIGTERM and SIGHUP shut down as cleanly as Ctrl-C. SIGHUP stays ignored under `nohup`. Background processes
-    need SIGTERM, because shells make them ignore Ctrl-C."""
+    """Makes SIGTERM and SIGHUP shut down as cleanly as Ctrl-C. SIGHUP stays ignored under `nohup`."""
 
     def stop(*_: object) -> None:
         raise _Stopped
@@ -151,19 +144,14 @@ def _serve(args: argparse.Namespace) -> int:
         os.environ[api_keys.ENVIRONMENT_VARIABLE] = ",".join(args.api_key)
     port = args.port or free_port()
     kill_orphans()  # an orphan may hold the port
-    try:
-        host = check_address(args.host, port)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    host = check_address(args.host, port)
     os.environ[server_log.LEVEL_VARIABLE] = args.log_level
     os.environ[server_log.FORMAT_VARIABLE] = args.log_format
     with running_app(config, host=host, port=port, dashboard=args.dashboard, log=sys.stderr) as url:
         names = " and ".join(model.model_name for model in config.models)
-        are = "is" if len(config.models) == 1 else "are"
-        print(f"\n{names} {are} ready at {url}/v1  (health: {url}/health, dashboard: {url}/dashboard)\n")
-        print("Try:\n")
-        key = args.api_key[0] if args.api_key else None
-        print(_curl_line(url, config.model_name, key), flush=True)
+        are = "are" if config.further_models else "is"
+        print(f"\n{names} {are} ready at {url}/v1  (health: {url}/health, dashboard: {url}/dashboard)\n\nTry:\n")
+        print(_curl_line(url, config.model_name, args.api_key[0] if args.api_key else None), flush=True)
         while True:
             check_ray()
             time.sleep(_CHECK_SECONDS)
@@ -181,10 +169,7 @@ def _curl_line(url: str, model: str, key: str | None) -> str:
 
 
 def _key(args: argparse.Namespace) -> int:
-    try:
-        print(api_keys.add_key(args.file, args.name, is_admin=args.admin))
-    except api_keys.ApiKeysError as error:
-        raise ConfigError(str(error)) from error
+    print(api_keys.add_key(args.file, args.name, is_admin=args.admin))
     return 0
 
 
@@ -221,104 +206,61 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"raylens {raylens.__version__}")
     parser.set_defaults(when_stopped=0)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    style = argparse.RawDescriptionHelpFormatter
-    serve = commands.add_parser("serve", help="serve a model", description=_SERVE_HELP, formatter_class=style)
-    _add_serve_arguments(serve)
-    serve.set_defaults(run=_serve)
-    demo = commands.add_parser("demo", help="see it work", description=_DEMO_HELP, formatter_class=style)
-    demo.set_defaults(run=_demo)
-    top = commands.add_parser("top", help="watch a server", description=top_command.HELP, formatter_class=style)
+
+    def command(name: str, summary: str, description: str, run: Any, **defaults: Any) -> argparse.ArgumentParser:
+        style = argparse.RawDescriptionHelpFormatter
+        added = commands.add_parser(name, help=summary, description=description, formatter_class=style)
+        added.set_defaults(run=run, **defaults)
+        return added
+
+    _add_serve_arguments(command("serve", "serve a model", _SERVE_HELP, _serve))
+    command("demo", "see it work", _DEMO_HELP, _demo)
+    top = command("top", "watch a server", top_command.HELP, top_command.run, when_stopped=_INTERRUPTED)
     top_command.add_arguments(top)
-    top.set_defaults(run=top_command.run, when_stopped=_INTERRUPTED)
-    trace = commands.add_parser(
-        "trace", help="where the time of a request went", description=trace_command.HELP, formatter_class=style
-    )
-    trace_command.add_arguments(trace)
-    trace.set_defaults(run=trace_command.run)
-    plan = commands.add_parser(
-        "plan", help="how many replicas a load needs", description=plan_command.HELP, formatter_class=style
-    )
-    plan_command.add_arguments(plan)
-    plan.set_defaults(run=plan_command.run)
+    waterfall.add_arguments(command("trace", "show a request's stage times", waterfall.HELP, waterfall.run))
+    plan_command.add_arguments(command("plan", "size a server for a load", plan_command.HELP, plan_command.run))
     node = commands.add_parser("node", help="start Ray on a node of a cluster", prefix_chars="+", add_help=False)
     node.add_argument("arguments", nargs=argparse.REMAINDER)
     node.set_defaults(run=_node)
-    deploying = commands.add_parser(
-        "deploy", help="bring settings to a cluster", description=_DEPLOY_HELP, formatter_class=style
-    )
+    deploying = command("deploy", "bring settings to a cluster", _DEPLOY_HELP, _deploy, when_stopped=_INTERRUPTED)
     _add_deploy_arguments(deploying)
-    deploying.set_defaults(run=_deploy, when_stopped=_INTERRUPTED)
-    key = commands.add_parser("key", help="make an API key", description=_KEY_HELP, formatter_class=style)
-    key.add_argument("name", help="whose key it is: letters, digits, '.', '_', '-'")
-    key.add_argument("--file", type=Path, required=True, help="YAML file that its hash is added to, made if missing")
+    key = command("key", "make an API key", _KEY_HELP, _key)
+    key.add_argument("name", help="the key's owner: letters, digits, '.', '_', '-'")
+    key.add_argument("--file", type=Path, required=True, help="YAML file for its hash, created if missing")
     key.add_argument("--admin", action="store_true", help="may read /metrics and /dashboard, which name other keys")
-    key.set_defaults(run=_key)
-    convert = commands.add_parser(
-        "convert", help="copy a checkpoint as safetensors", description=_CONVERT_HELP, formatter_class=style
-    )
+    convert = command("convert", "copy a checkpoint as safetensors", _CONVERT_HELP, _convert)
     convert.add_argument("model", choices=["wemm", "safetensors"], help="safetensors: a model of any kind")
     convert.add_argument("source", type=Path, metavar="SRC", help="folder of the checkpoint")
     convert.add_argument("target", type=Path, metavar="DST", help="new folder of the copy")
-    convert.set_defaults(run=_convert)
     return parser
 
 
 def _add_serve_arguments(serve: argparse.ArgumentParser) -> None:
     add: Any = serve.add_argument
-    add(
-        "models",
-        nargs="*",
-        metavar="MODEL",
-        help="folder or hub id of the model (default: the bundled model), or of several behind one endpoint",
-    )
-    add("--model", help="the same for one")
-    add("--config", type=Path, metavar="FILE", help="Serve config file, e.g. serve.yaml; flags go before what it says")
+    add("models", nargs="*", metavar="MODEL", help="folders or hub ids of models (default: the bundled model)")
+    add("--model", help="the same for one model")
+    add("--config", type=Path, metavar="FILE", help="Serve config file, e.g. serve.yaml; flags override it")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=_port, default=8000, help="port to listen on, 0 for a free one (default: 8000)")
     add("--served-model-name", metavar="NAME", help="name of the model in the API (default: the last part of MODEL)")
     add("--max-model-len", type=int, metavar="N", help="tokens of prompt and answer (default: the model's own limit)")
     add("--dtype", help="auto, float32, bfloat16 or float16 (default: float32 on the CPU, bfloat16 on a GPU)")
-    add(
-        "--vision-plugin",
-        metavar="NAME",
-        help="vision plug-in for a text model; auto: the one for its name (default: MODEL has a vision half)",
-    )
+    add("--vision-plugin", metavar="NAME", help="vision plug-in for a text model; auto: the one for the model's name")
     add("--tensor-parallel-size", type=int, metavar="N", help="divide the language model among N ranks (default: 1)")
-    add(
-        "--api-key",
-        action="append",
-        metavar="KEY",
-        help="key that clients have to send, may be given several times; who may list this machine's processes sees"
-        " it, so for more than a trial use `raylens key`",
-    )
-    add("--log-level", choices=server_log.LEVELS, default="info", help="what to show on the console (default: info)")
-    add(
-        "--log-format",
-        choices=server_log.FORMATS,
-        default=server_log.TEXT,
-        help="text, or json: an object a line, with the ids of its request and trace (default: text)",
-    )
+    key_help = "key for clients, repeatable; for trials: the list of processes shows it (else see `raylens key`)"
+    add("--api-key", action="append", metavar="KEY", help=key_help)
+    add("--log-level", choices=server_log.LEVELS, default="info", help="least level on the console (default: info)")
+    format_help = "json: an object per line, with request and trace ids (default: text)"
+    add("--log-format", choices=server_log.FORMATS, default=server_log.TEXT, help=format_help)
     add("--dashboard", action="store_true", help="start Ray's dashboard too, on port 8265")
 
 
 def _add_deploy_arguments(deploying: argparse.ArgumentParser) -> None:
     add: Any = deploying.add_argument
-    add(
-        "file",
-        nargs="?",
-        type=Path,
-        metavar="FILE",
-        default=Path("serve.yaml"),
-        help="Serve config file (default: %(default)s)",
-    )
+    default = Path("serve.yaml")
+    add("file", nargs="?", type=Path, metavar="FILE", default=default, help="Serve config file (default: %(default)s)")
     add("--host", help="address to listen on, instead of the file's http_options.host")
-    add(
-        "--timeout",
-        type=_seconds,
-        metavar="SECONDS",
-        default=_DEPLOY_SECONDS,
-        help="how long to wait for all stages (default: %(default)s)",
-    )
+    add("--timeout", type=_seconds, metavar="SECONDS", default=_WAIT_SECONDS, help="longest wait (default: 1800)")
     add("--no-wait", action="store_true", help="do not wait")
 
 

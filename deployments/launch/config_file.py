@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from raylens.checkpoints import BUNDLED_MODEL
-from raylens.deployments.config import AppConfig, ModelConfig
+from raylens.deployments.config import AppConfig, ModelConfig, VisionPluginConfig
 from raylens.deployments.endpoint.api_keys import ApiKeysError, read_keys
 from raylens.modeling.families import FAMILIES, SERVED_FAMILIES
 from raylens.preprocess.vision_plugins.registry import installed_plugins
@@ -25,10 +25,8 @@ class ConfigError(ValueError):
 
 
 def load_config(path: Path | None, flags: Mapping[str, Any]) -> AppConfig:
-    """Returns the settings of a Serve config file (`args` of its only application), overridden by `flags`. Flags have
-    the names of settings; a stage's settings begin with the stage's name, such as `generate.tensor_parallel_size`.
-
-    Raises ConfigError, which names the file and the field."""
+    """Returns the settings of a Serve config file (`args` of its only application), overridden by `flags`, by dotted
+    names such as `generate.tensor_parallel_size`. Raises ConfigError, which names the file and the field."""
     settings, lines = ({}, _Lines(None)) if path is None else _read_settings(path)
     for name, value in flags.items():
         *sections, field = name.split(".")
@@ -42,9 +40,7 @@ def load_config(path: Path | None, flags: Mapping[str, Any]) -> AppConfig:
     except ValidationError as error:
         problems = [_problem(one["loc"], one["msg"], flags, lines) for one in error.errors()]
         raise ConfigError(f"{path or 'settings'}: {'; '.join(problems)}") from error
-    config = _checked(_with_local_root(_with_keys(config)))
-    if not config.further_models:
-        return config
+    config = _checked(_with_folder(_with_keys(config), "media", "local_root"))
     further = []
     for number, model in enumerate(config.further_models):
         try:
@@ -54,17 +50,18 @@ def load_config(path: Path | None, flags: Mapping[str, Any]) -> AppConfig:
                 raise
             place = _place(("further_models", number), lines)
             raise ConfigError(f"{path}: {place}.{str(error).removeprefix('--')}") from error
-    config = config.model_copy(update={"further_models": tuple(further)})
-    try:
-        config.check_names()  # again: links to one folder resolve to the same name
+    try:  # again: links to one folder resolve to the same name
+        return config.model_copy(update={"further_models": tuple(further)}).with_own_names()
     except ValueError as error:
         raise ConfigError(f"{path or 'settings'}: {error}") from error
-    return config
 
 
 def _checked(config: ModelT) -> ModelT:
     """Refuses a model that cannot be served. Makes its paths absolute, because replicas start in another folder."""
-    config = _with_adapters(_with_plugins(config))
+    config = _with_folder(config, "generate", "adapters_folder")
+    if config.vision_plugin.name is not None:
+        _check_plugin(config.vision_plugin)
+        config = _with_folder(config, "vision_plugin", "folder")
     folder = Path(config.model).expanduser()
     if not folder.exists():
         _check_hub_id(config)
@@ -80,8 +77,7 @@ class _Lines:
         self._root = root
 
     def of(self, location: Sequence[int | str]) -> int | None:
-        """Returns the line of the field at `location`, counted from 1. For an absent field, returns the line of the
-        last field on the way to it."""
+        """Returns the line of the field at `location`, from 1; for an absent field, of the last field on its path."""
         node, line = self._root, None
         for part in location:
             if isinstance(node, yaml.MappingNode):
@@ -104,7 +100,7 @@ def _problem(location: Sequence[int | str], message: str, flags: Mapping[str, An
 
 
 def _place(location: Sequence[int | str], lines: _Lines) -> str:
-    """Returns the name of the setting at `location`, empty for all settings together, and its line in the file."""
+    """Returns the setting's name, empty for all settings together, and its line in the file."""
     field, line = ".".join(map(str, location)), lines.of(("applications", 0, "args", *location))
     return field if line is None else f"line {line}: {field}".removesuffix(": ")
 
@@ -126,7 +122,6 @@ def _read_settings(path: Path) -> tuple[dict[str, Any], _Lines]:
 
 
 def _with_keys(config: AppConfig) -> AppConfig:
-    """Checks the key file, and makes its path absolute, because replicas start in another folder."""
     if config.auth.keys_file is None:
         return config
     file = Path(config.auth.keys_file).expanduser().resolve()
@@ -137,32 +132,18 @@ def _with_keys(config: AppConfig) -> AppConfig:
     return config.model_copy(update={"auth": config.auth.model_copy(update={"keys_file": str(file)})})
 
 
-def _with_local_root(config: AppConfig) -> AppConfig:
-    """Makes the path of the media folder absolute."""
-    if config.media.local_root is None:
+def _with_folder(config: ModelT, section: str, field: str) -> ModelT:
+    """Makes the path of a folder absolute. Raises ConfigError if there is no such folder."""
+    settings = getattr(config, section)
+    if (path := getattr(settings, field)) is None:
         return config
-    folder = _absolute_folder("media.local_root", config.media.local_root)
-    return config.model_copy(update={"media": config.media.model_copy(update={"local_root": folder})})
-
-
-def _with_adapters(config: ModelT) -> ModelT:
-    """Makes the path of the adapters' folder absolute."""
-    if config.generate.adapters_folder is None:
-        return config
-    folder = _absolute_folder("generate.adapters_folder", config.generate.adapters_folder)
-    return config.model_copy(update={"generate": config.generate.model_copy(update={"adapters_folder": folder})})
-
-
-def _absolute_folder(setting: str, path: str) -> str:
-    """Returns the absolute path. Raises ConfigError unless it is a folder."""
     folder = Path(path).expanduser().resolve()
     if not folder.is_dir():
-        raise ConfigError(f"{setting}: {folder} is no folder")
-    return str(folder)
+        raise ConfigError(f"{section}.{field}: {folder} is no folder")
+    return config.model_copy(update={section: settings.model_copy(update={field: str(folder)})})
 
 
 def _check_hub_id(config: ModelConfig) -> None:
-    """Refuses an invalid hub name, a model that the hub does not have, and a model that this server cannot serve."""
     model = config.model
     owner, slash, name = model.partition("/")
     if not slash or not _HUB_NAME.fullmatch(owner) or not _HUB_NAME.fullmatch(name):
@@ -173,31 +154,21 @@ def _check_hub_id(config: ModelConfig) -> None:
     try:
         file = hf_hub_download(model, "config.json", revision=config.revision)
     except RepositoryNotFoundError as error:
-        raise ConfigError(f"--model {model}: no such model on the hub, or one that asks for a token") from error
+        raise ConfigError(f"--model {model}: no such model on the hub, or it requires a token") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"--model {model}: cannot be fetched from the hub: {reason}") from error
     _check_family(f"--model {model}", Path(file), has_plugin=config.vision_plugin.name is not None)
 
 
-def _with_plugins(config: ModelT) -> ModelT:
-    """Makes the path of the plug-ins' folder absolute, and refuses a plug-in that is not installed. Only a replica runs
-    the folder's modules and can check for a plug-in there."""
-    choice = config.vision_plugin
-    if choice.name is None:
-        return config
-    if choice.folder is None:
-        known = installed_plugins()
-        if choice.name not in ("auto", *known):
-            raise ConfigError(f"--vision-plugin {choice.name}: no such plug-in is installed, only {known}")
-        return config
-    folder = _absolute_folder("vision_plugin.folder", choice.folder)
-    return config.model_copy(update={"vision_plugin": choice.model_copy(update={"folder": folder})})
+def _check_plugin(choice: VisionPluginConfig) -> None:
+    """Refuses a plug-in that is not installed. Only a replica runs a folder's modules, so it checks plug-ins there."""
+    if choice.folder is None and choice.name not in ("auto", *(known := installed_plugins())):
+        raise ConfigError(f"--vision-plugin {choice.name}: no such plug-in is installed, only {known}")
 
 
 def _check_family(argument: str, file: Path, *, has_plugin: bool) -> None:
-    """Refuses a model whose `model_type` this server cannot serve. With a plug-in, any type without a vision half may
-    pass; the engine refuses the types that it cannot run."""
+    """Refuses a `model_type` that this server cannot serve. With a plug-in, the engine decides on text models."""
     try:
         model_type = json.loads(file.read_text())["model_type"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -207,8 +178,6 @@ def _check_family(argument: str, file: Path, *, has_plugin: bool) -> None:
             raise ConfigError(f"{argument}: a {model_type!r} has a vision half and takes no vision plug-in")
         return
     if model_type not in SERVED_FAMILIES:
-        known = FAMILIES.get(model_type)
-        reason = "" if known is None else f": {known.why_unserved}"
-        raise ConfigError(
-            f"{argument}: model_type {model_type!r} is not supported{reason}, only {sorted(SERVED_FAMILIES)}"
-        )
+        reason = f": {FAMILIES[model_type].why_unserved}" if model_type in FAMILIES else ""
+        served = sorted(SERVED_FAMILIES)
+        raise ConfigError(f"{argument}: model_type {model_type!r} is not supported{reason}, only {served}")

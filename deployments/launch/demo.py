@@ -8,14 +8,7 @@ from typing import Any
 from raylens.checkpoints import PICTURES
 from raylens.preprocess.data_url import data_url
 
-# The bars of the waterfall, by the stages of the answer's timings.
-_SHOWN_STAGES = {
-    "media": "media_fetch",
-    "decode": "media_decode",
-    "processor": "processor",
-    "encode": "encode",
-    "prefill": "prefill",
-}
+_SHOWN_STAGES = ("media_fetch", "media_decode", "processor", "encode", "prefill")
 
 
 def run_demo(url: str, model: str) -> int:
@@ -34,15 +27,10 @@ def run_demo(url: str, model: str) -> int:
 
 
 def _ask(url: str, model: str, pictures: list[str], question: str) -> tuple[str, dict[str, Any]]:
-    """Streams one answer to the terminal. Returns the answer with its stage timings."""
     content = [picture_part((PICTURES / name).read_bytes()) for name in pictures]
     content.append({"type": "text", "text": question})
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": content}],
-        "stream": True,
-        "stage_timings": True,
-    }
+    messages = [{"role": "user", "content": content}]
+    body = {"model": model, "messages": messages, "stream": True, "stage_timings": True}
     answer = ""
     timings: dict[str, Any] = {}
     print("      ", end="")
@@ -70,14 +58,12 @@ def _events(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _waterfall(timings: dict[str, Any]) -> str:
     seconds = timings["seconds"]
-    parts = [f"{name} {seconds[stage] * 1e3:.1f} ms" for name, stage in _SHOWN_STAGES.items() if stage in seconds]
+    parts = [f"{stage} {seconds[stage] * 1e3:.1f} ms" for stage in _SHOWN_STAGES if stage in seconds]
     parts.append(f"first token after {timings['time_to_first_token'] * 1e3:.0f} ms")
-    hits = timings["embedding_cache_hits"] + timings["processor_cache_hits"]
-    if hits:
+    if hits := timings["embedding_cache_hits"] + timings["processor_cache_hits"]:
         parts.append(f"{hits} picture{'s' if hits > 1 else ''} from the cache")
     return ", ".join(parts)
 
 
 def picture_part(content: bytes) -> dict[str, Any]:
-    """Returns an encoded picture as a content part of a chat message."""
     return {"type": "image_url", "image_url": {"url": data_url(content)}}

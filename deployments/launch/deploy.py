@@ -28,11 +28,9 @@ def deploy(
     path: Path, *, host: str | None, timeout_s: float | None, say: Callable[[str], None] = print_at_once
 ) -> None:
     """Deploys the application of a Serve config file, in place of the cluster's current one. Returns when every stage
-    is ready and the endpoint answers; `say` gets a line for each change until then.
-
-    `host`: the address to listen on, instead of the file's. `timeout_s`: limit on the wait, in seconds; None: no wait.
-    Raises ConfigError, before anything is sent, if the file cannot work on this cluster. Raises RuntimeError if there
-    is no cluster, if a stage does not start, or at the time limit."""
+    is ready and the endpoint answers; `say` gets a line for each change until then. `host`: the listen address instead
+    of the file's. `timeout_s`: longest wait in seconds; None: no wait. Raises ConfigError, before anything is sent, if
+    the file cannot work on this cluster; RuntimeError without a cluster, if a stage does not start, or at the limit."""
     wanted = read_serve_file(path, host)
     with joined_cluster():
         import ray
@@ -50,21 +48,17 @@ def deploy(
 
 
 def read_serve_file(path: Path, host: str | None) -> "ServeDeploySchema":
-    """Returns the configuration for Ray Serve, with absolute paths of the folders and files in the settings. Raises
-    ConfigError for an unknown or wrong field, in our part of the file or in Ray Serve's."""
+    """Returns the configuration for Ray Serve, with absolute paths in the settings. Raises ConfigError for an unknown
+    or wrong field, in our part of the file or in Ray Serve's."""
     from ray.serve.schema import HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
 
     config = load_config(path, {})
     document: dict[str, Any] = yaml.safe_load(path.read_text())
     (application,) = document["applications"]
     options = document.setdefault("http_options", {})
-    # Ray Serve ignores unknown fields.
-    for section, fields, name in (
-        (document, ServeDeploySchema, ""),
-        (options, HTTPOptionsSchema, "http_options."),
-        (application, ServeApplicationSchema, "applications.0."),
-    ):
-        _check_names(path, section, fields, name)
+    _check_names(f"{path}: ", document, ServeDeploySchema)
+    _check_names(f"{path}: http_options.", options, HTTPOptionsSchema)
+    _check_names(f"{path}: applications.0.", application, ServeApplicationSchema)
     application["args"] = config.model_dump(mode="json", exclude_unset=True)
     if host is not None:
         options["host"] = host
@@ -75,28 +69,25 @@ def read_serve_file(path: Path, host: str | None) -> "ServeDeploySchema":
         raise ConfigError(f"{path}: {'; '.join(problems)}") from error
 
 
-def _check_names(path: Path, section: Mapping[str, Any], fields: type[BaseModel], prefix: str) -> None:
+def _check_names(prefix: str, section: Mapping[str, Any], fields: type[BaseModel]) -> None:
+    """Raises ConfigError for an unknown field, which Ray Serve would ignore."""
     if unknown := sorted(set(section) - set(fields.model_fields)):
-        raise ConfigError(
-            f"{path}: {prefix}{unknown[0]}: Ray Serve has no such field, only {sorted(fields.model_fields)}"
-        )
+        known = sorted(fields.model_fields)
+        raise ConfigError(f"{prefix}{unknown[0]}: Ray Serve has no such field, only {known}")
 
 
 def check_host(host: str, num_nodes: int) -> None:
-    """Raises ConfigError for a loopback address if the cluster has other nodes. Ray Serve's replicas would listen on
-    it, too, and every other node's HAProxy would send all requests through Ray's own, slower proxy."""
-    if num_nodes > 1 and _is_loopback(host):
+    """Raises ConfigError for a loopback address if the cluster has other nodes. Replicas would listen on it, too, and
+    other nodes' HAProxy would send all requests through Ray's own, slower proxy."""
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = host.lower().rstrip(".") == "localhost"
+    if num_nodes > 1 and is_loopback:
         raise ConfigError(
             f"http_options.host: {host} cannot be reached from the other nodes of this cluster, which has {num_nodes}:"
             " take 0.0.0.0, in the file or as --host 0.0.0.0"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower().rstrip(".") == "localhost"
 
 
 def _send(wanted: "ServeDeploySchema") -> set[str]:
@@ -105,11 +96,12 @@ def _send(wanted: "ServeDeploySchema") -> set[str]:
     from ray.exceptions import RayTaskError
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    if (options := running_http_options()) is not None:
-        _check_unchanged(wanted, options)
+    http_options = wanted.http_options.model_dump()
+    if (running := running_http_options()) is not None:
+        _check_unchanged(http_options, running)
     serve.start(
         proxy_location=wanted.proxy_location,
-        http_options=wanted.http_options.model_dump(),
+        http_options=http_options,
         grpc_options=wanted.grpc_options.model_dump(),
         logging_config=wanted.logging_config,
         controller_options=wanted.controller_options,
@@ -122,10 +114,9 @@ def _send(wanted: "ServeDeploySchema") -> set[str]:
     return set() if before is None else set(before.deployments)
 
 
-def _check_unchanged(wanted: "ServeDeploySchema", current: Any) -> None:
-    """Raises ConfigError for a setting of the endpoint that a running Ray Serve would not change."""
-    for name, value in wanted.http_options.model_dump().items():
-        if (kept := getattr(current, name)) != value:
+def _check_unchanged(wanted: Mapping[str, Any], running: Any) -> None:
+    for name, value in wanted.items():
+        if (kept := getattr(running, name)) != value:
             raise ConfigError(
                 f"http_options.{name}: {value!r} takes a new start of Ray Serve, which runs with {kept!r} on this"
                 " cluster: run `serve shutdown`, which ends the application, and deploy again"
@@ -142,8 +133,7 @@ def _wait_for_stages(
     told: dict[str, str] = {}
     while True:
         status = serve.status().applications[application.name]
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        missing = lacking(config, nodes, "the cluster")
+        missing = lacking(config, [node["Resources"] for node in ray.nodes() if node["Alive"]], "the cluster")
         for name, line in stage_lines(status, known=known, missing=missing).items():
             if told.get(name) != line:
                 say(line)

@@ -8,7 +8,6 @@ import random
 import socket
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from raylens.deployments.cluster.haproxy import BIND_VARIABLE, haproxy_environment
-from raylens.deployments.cluster.open_files import allow_open_files
+from raylens.deployments.cluster.haproxy import BIND_VARIABLE, allow_open_files, haproxy_environment
 from raylens.deployments.cluster.other_users import bounded_connections
 from raylens.deployments.cluster.private_files import keep_ray_token_private, private_folder
 from raylens.deployments.cluster.ray_session import NoRayError, ask_ray, ray_session
@@ -26,6 +24,7 @@ from raylens.deployments.cluster.worker_template import worker_template
 from raylens.deployments.config import AppConfig
 from raylens.deployments.item_store.uploads import FOLDER_VARIABLE
 from raylens.deployments.launch.app_lifetime import end_app, start_app
+from raylens.deployments.launch.config_file import ConfigError
 from raylens.deployments.placement import lacking
 from raylens.deployments.ray_internals.environment import (
     ONE_MACHINE,
@@ -38,28 +37,24 @@ from raylens.deployments.ray_internals.environment import (
 from raylens.deployments.server_log import FILE_VARIABLE, ray_logging, shown
 
 _NEWS_SECONDS = 10.0
-"""Grace period: a replica of the ingress keeps serving this long after the decision to end it, so that HAProxy hears of
-it."""
+"""Grace period: a stopping replica of the ingress keeps serving this long, so that HAProxy hears of its end."""
 APP_NAME = "raylens"
 LOGGING = {"log_level": "INFO", "enable_access_log": False}
-"""The logging of replicas. Ray Serve's access log is off, because the ingress logs requests itself, and each stage gets
-several calls for a request and frequent heartbeats."""
+"""The logging of replicas, without Ray Serve's access log: the ingress logs requests, and a stage gets many calls."""
 LOOPBACK = "127.0.0.1"
 HAS_HAPROXY = sys.platform == "linux"
 _READY_TIMEOUT_SECONDS = 300.0
 _POLL_SECONDS = 0.1
 _HEALTH_SECONDS = 5.0
 _DRAIN_SECONDS = 8.0
-_KILL_SECONDS = 5.0
-"""How long Ray Serve may take to kill the replicas that still answer after `drain_seconds`."""
-_LAST_ANSWER_SECONDS = 5.0
-"""A raylet that gets the signal, too, stops answering at once and ends after 10 s."""
+_KILL_SECONDS = 5.0  # in which Ray Serve kills the replicas that still answer after `drain_seconds`
+_LAST_ANSWER_SECONDS = 5.0  # a raylet that gets the signal, too, stops answering at once and ends after 10 s
 _LOG_FILE = "server.log"
 _LASTING_PORTS = range(20_000, 30_000)
 
 
 def print_at_once(line: str) -> None:
-    """Prints the line and flushes it, because Python buffers output to a pipe or a file."""
+    """Prints the line without Python's buffering of pipes and files."""
     print(line, flush=True)
 
 
@@ -73,17 +68,13 @@ def running_app(
     say: Callable[[str], None] = print_at_once,
     log: TextIO | None = None,
 ) -> Iterator[str]:
-    """Starts Ray and the application, yields its base URL once every stage is ready, and stops everything.
-
-    `say` gets a line for each step of the start. `log` gets the stages' log. Raises RuntimeError if a stage does not
-    start."""
+    """Starts Ray and the application, yields its base URL once every stage is ready, and stops everything. `say` gets a
+    line for each step of the start, `log` the stages' log. Raises RuntimeError if a stage does not start."""
     num_cpus, scales = config.num_reserved_cpus, config.ingress.max_replicas > config.ingress.min_replicas
-    with (
-        local_ray(
-            host=host, port=port, num_cpus=num_cpus, ingress_scales=scales, dashboard=dashboard, say=say, log=log
-        ),
-        deployed_app(config, host=host, port=port, say=say) as url,
-    ):
+    ray = local_ray(
+        host=host, port=port, num_cpus=num_cpus, ingress_scales=scales, dashboard=dashboard, say=say, log=log
+    )
+    with ray, deployed_app(config, host=host, port=port, say=say) as url:
         yield url
 
 
@@ -98,19 +89,14 @@ def local_ray(
     say: Callable[[str], None] = print_at_once,
     log: TextIO | None = None,
 ) -> Iterator[None]:
-    """Runs a Ray cluster of this machine with Ray Serve's HTTP proxy on it. The cluster offers at least `num_cpus`
-    CPUs. `ingress_scales`: replicas of the ingress may end while others serve.
-
-    Only the endpoint listens on `host`. Everything else listens on loopback, and files and sockets are private to this
-    user."""
+    """Runs Ray Serve on a Ray cluster of this machine with at least `num_cpus` CPUs. Only the endpoint listens on
+    `host`, all else on loopback. `ingress_scales`: replicas of the ingress may end while others serve."""
     keep_ray_token_private(Path.home())
     with ExitStack() as stack:
         folder = stack.enter_context(private_folder())
         stack.enter_context(owned_processes(folder))
-        variables = _variables(folder, host) | ({} if dashboard else WITHOUT_DASHBOARD)
-        if not ingress_scales:
-            # No grace period: every ingress ends with the server.
-            variables |= draining(0)
+        grace_s = _NEWS_SECONDS if ingress_scales else 0  # else every ingress ends with the server
+        variables = _variables(folder, host, grace_s) | ({} if dashboard else WITHOUT_DASHBOARD)
         stack.enter_context(_environment(variables))
         if log is not None:
             stack.enter_context(shown(folder / _LOG_FILE, log))
@@ -126,8 +112,7 @@ def local_ray(
 
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         say("starting Ray Serve")
-        proxy_host = LOOPBACK if HAS_HAPROXY else host
-        http_options = {"host": proxy_host, "port": port}
+        http_options = {"host": LOOPBACK if HAS_HAPROXY else host, "port": port}
         start = partial(serve.start, http_options=http_options, logging_config={"log_level": "WARNING"})
         ask_ray(start, timeout_s=_READY_TIMEOUT_SECONDS)
         yield
@@ -137,8 +122,8 @@ def local_ray(
 def deployed_app(
     config: AppConfig, *, host: str, port: int, say: Callable[[str], None] = print_at_once
 ) -> Iterator[str]:
-    """Deploys the application on the running Ray Serve; yields its base URL once every stage is ready. Raises
-    RuntimeError at once if this machine lacks a resource that a stage reserves, because no other node can join."""
+    """Deploys the application; yields its base URL once every stage is ready. Raises RuntimeError at once if this
+    machine lacks a resource that a stage reserves, because no other node can join."""
     import ray
 
     from raylens.deployments.app import build_app
@@ -162,8 +147,8 @@ def deployed_app(
 
 
 def on_one_machine(config: AppConfig) -> AppConfig:
-    """Returns the settings with other defaults for unset values: a short drain, because a user waits at a shell prompt,
-    and no fixed metrics port, because the endpoint reads its own node's metrics anyway."""
+    """Returns the settings with other defaults: a short drain, because a user waits at a prompt, and no fixed metrics
+    port, because the endpoint reads its own node's metrics anyway."""
     updates, metrics = config.updates, config.metrics
     if "drain_seconds" not in updates.model_fields_set:
         updates = updates.model_copy(update={"drain_seconds": _DRAIN_SECONDS})
@@ -172,24 +157,14 @@ def on_one_machine(config: AppConfig) -> AppConfig:
     return config.model_copy(update={"updates": updates, "metrics": metrics})
 
 
-def _variables(folder: Path, host: str) -> dict[str, str]:
+def _variables(folder: Path, host: str, grace_s: float) -> dict[str, str]:
     """Returns the environment of a cluster of one machine. HAProxy's files are in `folder`, and its ports are separate
     from other clusters' ports on this machine. Without HAProxy, Ray's own proxy speaks HTTP."""
-    variables = {
-        **RAY_ENVIRONMENT,
-        **ONE_MACHINE,
-        FOLDER_VARIABLE: str(folder),
-        FILE_VARIABLE: str(folder / _LOG_FILE),
-    }
+    variables = RAY_ENVIRONMENT | ONE_MACHINE | draining(grace_s)
+    variables |= {FOLDER_VARIABLE: str(folder), FILE_VARIABLE: str(folder / _LOG_FILE)}
     if not HAS_HAPROXY:
-        return {**variables, **WITHOUT_HAPROXY}
-    return {
-        **variables,
-        **haproxy_environment(folder),
-        BIND_VARIABLE: host,
-        **fallback_port(free_port()),
-        **draining(_NEWS_SECONDS),
-    }
+        return variables | WITHOUT_HAPROXY
+    return variables | haproxy_environment(folder) | {BIND_VARIABLE: host} | fallback_port(free_port())
 
 
 @contextmanager
@@ -205,20 +180,19 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def check_address(host: str, port: int) -> str:
-    """Returns the numeric form of `host`, a name or an address of this machine, if `port` is free on it.
-
-    Raises ValueError if there is no such host, RuntimeError if the port is unavailable."""
+    """Returns the address of `host`, a name or an address of this machine, if `port` is free on it. Raises ConfigError
+    if there is no such host, RuntimeError if the port is unavailable."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except OSError as error:
-        raise ValueError(f"--host {host}: {error.strerror}") from error
+        raise ConfigError(f"--host {host}: {error.strerror}") from error
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address)
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
-                raise ValueError(f"--host {host}: {address[0]} is no address of this machine") from error
+                raise ConfigError(f"--host {host}: {address[0]} is no address of this machine") from error
             raise RuntimeError(f"cannot listen on {host}, port {port}: {error.strerror}") from error
     return str(address[0])
 
@@ -230,8 +204,7 @@ def reachable_host(host: str) -> str:
 
 
 def free_port() -> int:
-    """Returns a free TCP port of the loopback interface. It lies outside of the ports that systems give to outgoing
-    connections, or Ray Serve to replicas, because it must stay free until a server listens on it."""
+    """Returns a free loopback port for a server to come, outside the ports of outgoing connections and replicas."""
     while True:
         port = random.choice(_LASTING_PORTS)
         with socket.socket() as probe, suppress(OSError):
@@ -240,13 +213,12 @@ def free_port() -> int:
 
 
 def wait_for_health(url: str, deadline: float, poll_seconds: float) -> OSError | None:
-    """Polls the endpoint until every stage is ready. Returns None then, or the last failure at `deadline`, in seconds
-    of `time.monotonic`."""
+    """Polls until every stage is ready: None then, or the last failure at `deadline` (`time.monotonic`)."""
     while True:
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=_HEALTH_SECONDS):
                 return None
-        except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+        except OSError as error:
             if time.monotonic() >= deadline:
                 return error
         time.sleep(poll_seconds)

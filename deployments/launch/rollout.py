@@ -22,14 +22,11 @@ _RETRY = "A replica failed to start"
 def stage_lines(
     application: "ApplicationStatusOverview", *, known: set[str], missing: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """Returns a line about each stage that has replicas, such as `Encode: starting, 1 of 2 replicas`.
-
-    `known`: the stages that existed before the current deployment. `missing`: the resources that the nodes lack for a
-    stage, see `placement.lacking`."""
-    stages = sorted(application.deployments.items())
+    """Returns a line about each stage that has replicas, such as `Encode: starting, 1 of 2 replicas`. `known`: the
+    stages before this deployment. `missing`: the resources that the nodes lack, see `placement.lacking`."""
     return {
         name: f"{name}: {_progress(stage, name in known, missing.get(name))}"
-        for name, stage in stages
+        for name, stage in sorted(application.deployments.items())
         if stage.replica_states
     }
 
@@ -54,12 +51,12 @@ def _progress(stage: "DeploymentStatusOverview", was_there: bool, missing: str |
 
 def failed_stages(application: "ApplicationStatusOverview") -> Mapping[str, str]:
     """Returns Ray Serve's traceback of each stage that did not start."""
-    stages = application.deployments
-    return {name: stage.message for name, stage in stages.items() if stage.status == "DEPLOY_FAILED"}
+    stages = application.deployments.items()
+    return {name: stage.message for name, stage in stages if stage.status == "DEPLOY_FAILED"}
 
 
 def why_failed(application: "ApplicationStatusOverview") -> str:
-    """Returns one line with the error of each stage that did not start, the last line of its traceback."""
+    """Returns one line with the last line of the traceback of each stage that did not start."""
     failed = failed_stages(application)
     if failed:
         return "; ".join(f"{name} did not start: {_last_line(message)}" for name, message in failed.items())

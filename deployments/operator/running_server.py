@@ -1,4 +1,4 @@
-"""HTTP client of a running server for the commands that inspect one, with plain error messages."""
+"""HTTP client of a running server, with plain error messages."""
 
 import argparse
 import http.client
@@ -15,17 +15,14 @@ _TIMEOUT_SECONDS = 10.0
 
 
 class NoAnswerError(RuntimeError):
-    """The server did not give the requested answer. The message tells the user why."""
+    """The server did not give the requested answer. The message has the reason."""
 
 
-def add_server_options(parser: argparse.ArgumentParser, *, whose_key: str) -> None:
-    """Adds the options that select the server. `whose_key`: the kind of key that may ask."""
+def add_server_options(parser: argparse.ArgumentParser) -> None:
     add: Any = parser.add_argument
     add("--url", type=_address, default=_DEFAULT_URL, help="the server's address (default: %(default)s)")
     add(
-        "--api-key",
-        metavar="KEY",
-        help=f"{whose_key} key (default: the variable {KEY_VARIABLE}, which others on this machine do not see)",
+        "--api-key", metavar="KEY", help=f"an admin's key (default: {KEY_VARIABLE}, hidden from others on this machine)"
     )
 
 
@@ -33,7 +30,7 @@ class RunningServer:
     """`url`: the server's address, without a path."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        """Raises NoAnswerError if the key contains characters that a request cannot carry."""
+        """Raises NoAnswerError if a request cannot carry the key's characters."""
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise NoAnswerError("the API key has characters that no API key has")
         self.url = url

@@ -1,13 +1,13 @@
-"""The figures of `raylens top` and of the page at `/dashboard`, as data. Rates are per second, sizes in bytes, times in
-seconds. A value without data is None, such as a hit ratio without queries."""
+"""The figures of `raylens top` and `/dashboard`. Rates are per second, sizes in bytes, times in seconds. A value
+without data is None, such as a hit ratio without queries."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Requests for generated text. `ended` and `errors` count from the start, all other fields cover the window.
-    `error_ratio`: errors / (ended + errors). `goodput`: requests within the SLO settings."""
+    """`ended` and `errors` count from the start. `error_ratio`: errors / (ended + errors). `goodput`: requests within
+    the SLO settings. `rejections`: by admission, by reason."""
 
     ended: int
     errors: int
@@ -17,7 +17,6 @@ class Requests:
     goodput: float
     goodput_ratio: float | None
     rejections: dict[str, int]
-    """Requests refused by admission, by reason; nonzero counts only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Estimates from a histogram."""
+    """Estimates, by histogram."""
 
     name: str
     p50: float | None
@@ -71,8 +70,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A running replica. Only engines have the last four fields: the used share of the KV cache, the sequences, and the
-    prompt tokens still to compute."""
+    """The last four fields (KV cache's used share, sequences, prompt tokens to compute) are those of engines."""
 
     deployment: str
     name: str
@@ -86,12 +84,10 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """`queries`, `hits` and `evictions` count from the start, in `unit`. `usage`: used share of the capacity."""
+    """`evictions` counts from the start. `usage`: used share of the capacity."""
 
     name: str
     unit: str
-    queries: int
-    hits: int
     hit_ratio: float | None
     queries_per_s: float
     evictions: int | None
@@ -122,8 +118,7 @@ class KeyUse:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`seconds`: the window of rates, latencies and ratios. `preemptions` and `recomputed` (retried calls of a stage)
-    count from the start."""
+    """`seconds`: the window. `preemptions` and `recomputed` (retried calls of a stage) count from the start."""
 
     version: str
     seconds: float

@@ -1,5 +1,6 @@
 """Computes a Snapshot from two pages of metrics. `deployments/metrics/` defines the names."""
 
+from collections import defaultdict, deque
 from typing import NamedTuple
 
 from raylens.deployments.operator.metrics_page import MetricsPage
@@ -17,6 +18,7 @@ from raylens.deployments.operator.snapshot import (
     Work,
 )
 
+WINDOW_SECONDS = 10.0
 _LATENCIES = {
     "TTFT": "time_to_first_token_seconds",
     "ITL": "inter_token_latency_seconds",
@@ -53,89 +55,127 @@ _RESOURCES = ("requests", "bytes", "pixels", "tokens")
 _MAX_KEYS = 10
 
 
+class RecentPages:
+    """Keeps the pages of the last `window_s` seconds, whose growth the views show, so that figures move steadily."""
+
+    def __init__(self, window_s: float = WINDOW_SECONDS) -> None:
+        self._window_s = window_s
+        self._pages: deque[tuple[float, MetricsPage]] = deque()
+
+    def add(self, page: MetricsPage, now: float) -> Snapshot | None:
+        """Returns the snapshot since the latest page that is at least the window older, else since the oldest page.
+        None without an earlier page, or after a pause of twice the window. `now`: monotonic seconds of the reading."""
+        while len(self._pages) > 1 and self._pages[1][0] <= now - self._window_s:
+            self._pages.popleft()
+        age = self.age(now)
+        if age is not None and age > 2 * self._window_s:
+            self._pages.clear()
+        self._pages.append((now, page))
+        began, first = self._pages[0]
+        return summarize(first, page, now - began) if len(self._pages) > 1 else None
+
+    def age(self, now: float) -> float | None:
+        """Returns the seconds since the newest page was read, None without a page."""
+        return now - self._pages[-1][0] if self._pages else None
+
+
+class _Window(NamedTuple):
+    """The page at the window's end, the growth within the window, and its seconds."""
+
+    now: MetricsPage
+    grown: MetricsPage
+    seconds: float
+
+    def total(self, name: str) -> int:
+        return int(self.now.sum(name))
+
+    def per_s(self, name: str, **labels: str) -> float:
+        return self.grown.sum(name, **labels) / self.seconds
+
+
 def summarize(earlier: MetricsPage, now: MetricsPage, seconds: float) -> Snapshot:
     """`seconds`: the time between the pages."""
-    grown = now.since(earlier)
+    window = _Window(now, now.since(earlier), seconds)
     return Snapshot(
         version=next((labels["version"] for labels, _ in now.values("build_info")), ""),
         seconds=seconds,
-        requests=_requests(now, grown, seconds),
+        requests=_requests(window),
         tokens=Tokens(
-            generated=int(now.sum("generation_tokens_total")),
-            generated_per_s=grown.sum("generation_tokens_total") / seconds,
-            prompt_per_s=grown.sum("prompt_tokens_total") / seconds,
+            generated=window.total("generation_tokens_total"),
+            generated_per_s=window.per_s("generation_tokens_total"),
+            prompt_per_s=window.per_s("prompt_tokens_total"),
         ),
         latencies=[
-            Latency(name, grown.quantile(metric, 0.5), grown.quantile(metric, 0.99))
+            Latency(name, *(window.grown.quantile(metric, share) for share in (0.5, 0.99)))
             for name, metric in _LATENCIES.items()
         ],
         stages=_stages(now),
-        deployments=_deployments(now, grown, seconds),
+        deployments=_deployments(window),
         replicas=_replicas(now),
         caches=[
-            _item_cache("items", "mm_cache", now, grown, seconds),
-            _item_cache("embeddings", "encoder_cache", now, grown, seconds),
-            _prefix_cache(now, grown, seconds),
+            _item_cache("items", "mm_cache", window),
+            _item_cache("embeddings", "encoder_cache", window),
+            _prefix_cache(window),
         ],
         budgets=_budgets(now),
-        waiting_for_room=int(now.sum("admission_waiting_requests")),
-        keys=_keys(now, grown, seconds),
-        preemptions=int(now.sum("num_preemptions_total")),
-        recomputed=int(now.sum("items_recomputed_total")),
-        uploaded_files=int(now.sum("uploads_files")),
+        waiting_for_room=window.total("admission_waiting_requests"),
+        keys=_keys(window),
+        preemptions=window.total("num_preemptions_total"),
+        recomputed=window.total("items_recomputed_total"),
+        uploaded_files=window.total("uploads_files"),
         uploaded_bytes=now.sum("uploads_bytes"),
     )
 
 
-def _requests(now: MetricsPage, grown: MetricsPage, seconds: float) -> Requests:
-    ended, errors = grown.sum("request_success_total"), grown.sum("request_errors_total")
-    goodput = grown.sum("requests_within_slo_total")
-    rejections = grown.sums("admission_rejections_total", "reason")
+def _requests(window: _Window) -> Requests:
+    per_s, errors_per_s = window.per_s("request_success_total"), window.per_s("request_errors_total")
+    goodput = window.per_s("requests_within_slo_total")
+    rejections = window.grown.sums("admission_rejections_total", "reason")
     return Requests(
-        ended=int(now.sum("request_success_total")),
-        errors=int(now.sum("request_errors_total")),
-        per_s=ended / seconds,
-        errors_per_s=errors / seconds,
-        error_ratio=_ratio(errors, ended + errors),
-        goodput=goodput / seconds,
-        goodput_ratio=_ratio(goodput, ended),
+        ended=window.total("request_success_total"),
+        errors=window.total("request_errors_total"),
+        per_s=per_s,
+        errors_per_s=errors_per_s,
+        error_ratio=_ratio(errors_per_s, per_s + errors_per_s),
+        goodput=goodput,
+        goodput_ratio=_ratio(goodput, per_s),
         rejections={reason: int(count) for reason, count in sorted(rejections.items()) if count},
     )
 
 
 def _stages(now: MetricsPage) -> list[Stage]:
     """Several ingress replicas watch the same stages. A stage is ready if all replicas report so."""
-    stages: dict[tuple[str, str], Stage] = {}
-    has_one_model = len(now.sums("stage_ready", "model")) < 2
-    for labels, ready in now.values("stage_ready"):
-        model, name = labels.get("model", ""), labels["stage"]
-        before = stages.get((model, name))
-        ages = [
-            age
-            for own, age in now.values("stage_heartbeat_age_seconds", stage=name)
-            if own.get("model", "") == model and age >= 0
-        ]
-        is_ready = bool(ready) and (before is None or before.is_ready)
-        stages[model, name] = Stage("" if has_one_model else model, name, is_ready, min(ages, default=None))
-    return [stages[key] for key in sorted(stages, key=lambda key: (key[0], _place(key[1].capitalize())))]
+    ready: dict[tuple[str, str], bool] = {}
+    for labels, is_ready in now.values("stage_ready"):
+        key = labels.get("model", ""), labels["stage"]
+        ready[key] = bool(is_ready) and ready.get(key, True)
+    ages: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    for labels, age in now.values("stage_heartbeat_age_seconds"):
+        if age >= 0:
+            ages[labels.get("model", ""), labels["stage"]].append(age)
+    has_one_model = len({model for model, _ in ready}) < 2
+    return [
+        Stage("" if has_one_model else model, name, ready[model, name], min(ages[model, name], default=None))
+        for model, name in sorted(ready, key=lambda key: (key[0], _place(key[1].capitalize())))
+    ]
 
 
-def _deployments(now: MetricsPage, grown: MetricsPage, seconds: float) -> list[Deployment]:
+def _deployments(window: _Window) -> list[Deployment]:
     found = []
-    starts = now.sums("replica_starts_total", "deployment")
+    starts = window.now.sums("replica_starts_total", "deployment")
     for name in sorted(starts, key=_place):
-        replicas = len(now.values("replica_start_time_seconds", deployment=name))
-        works = [_work(kind, name, now, grown, seconds) for kind in _KINDS if now.has(kind.done[0], deployment=name)]
+        replicas = len(window.now.values("replica_start_time_seconds", deployment=name))
+        works = [_work(kind, name, window) for kind in _KINDS if window.now.values(kind.done[0], deployment=name)]
         found.append(Deployment(name, replicas, max(0, int(starts[name]) - replicas), works))
     return found
 
 
-def _work(kind: _Kind, deployment: str, now: MetricsPage, grown: MetricsPage, seconds: float) -> Work:
+def _work(kind: _Kind, deployment: str, window: _Window) -> Work:
     def gauge(name: str | None) -> float | None:
-        return None if name is None else now.sum(name, deployment=deployment)
+        return None if name is None else window.now.sum(name, deployment=deployment)
 
-    done = sum(grown.sum(name, deployment=deployment) for name in kind.done)
-    return Work(kind.name, gauge(kind.waiting), gauge(kind.in_work), done / seconds, kind.unit)
+    per_s = sum(window.per_s(name, deployment=deployment) for name in kind.done)
+    return Work(kind.name, gauge(kind.waiting), gauge(kind.in_work), per_s, kind.unit)
 
 
 def _place(deployment: str) -> tuple[int, str]:
@@ -149,51 +189,32 @@ def _replicas(now: MetricsPage) -> list[Replica]:
     def by_replica(name: str) -> dict[tuple[str, str], float]:
         return {(labels["deployment"], labels["replica"]): value for labels, value in now.values(name)}
 
-    usage, running, waiting, tokens = (by_replica(name) for name in _ENGINE_GAUGES)
+    usage, *counts = (by_replica(name) for name in _ENGINE_GAUGES)
     found = []
     for labels, started_at in now.values("replica_start_time_seconds"):
         own = labels["deployment"], labels["replica"]
-        replica = Replica(*own, labels.get("node", ""), started_at, None, None, None, None)
-        if own in usage:
-            gauges = (int(gauge.get(own, 0)) for gauge in (running, waiting, tokens))
-            replica = Replica(*own, replica.node, started_at, usage[own], *gauges)
-        found.append(replica)
+        gauges = (int(count.get(own, 0)) if own in usage else None for count in counts)
+        found.append(Replica(*own, labels.get("node", ""), started_at, usage.get(own), *gauges))
     return sorted(found, key=lambda replica: (_place(replica.deployment), replica.started_at, replica.name))
 
 
-def _item_cache(name: str, metric: str, now: MetricsPage, grown: MetricsPage, seconds: float) -> Cache:
-    num_bytes, capacity = now.sum(f"{metric}_bytes"), now.sum(f"{metric}_capacity_bytes")
-    queries = grown.sum(f"{metric}_queries_total")
-    return Cache(
-        name=name,
-        unit="items",
-        queries=int(now.sum(f"{metric}_queries_total")),
-        hits=int(now.sum(f"{metric}_hits_total")),
-        hit_ratio=_ratio(grown.sum(f"{metric}_hits_total"), queries),
-        queries_per_s=queries / seconds,
-        evictions=int(now.sum(f"{metric}_evictions_total")),
-        num_bytes=num_bytes,
-        capacity_bytes=capacity,
-        usage=_ratio(num_bytes, capacity),
-    )
+def _item_cache(name: str, metric: str, window: _Window) -> Cache:
+    num_bytes, capacity = window.now.sum(f"{metric}_bytes"), window.now.sum(f"{metric}_capacity_bytes")
+    sizes = num_bytes, capacity, _ratio(num_bytes, capacity)
+    return Cache(name, "items", *_hits(metric, window), window.total(f"{metric}_evictions_total"), *sizes)
 
 
-def _prefix_cache(now: MetricsPage, grown: MetricsPage, seconds: float) -> Cache:
-    """The prefix cache has no size of its own, because its blocks are in the KV caches. `usage`: mean usage of the KV
-    caches."""
-    queries = grown.sum("prefix_cache_queries_total")
-    return Cache(
-        name="prefixes",
-        unit="tokens",
-        queries=int(now.sum("prefix_cache_queries_total")),
-        hits=int(now.sum("prefix_cache_hits_total")),
-        hit_ratio=_ratio(grown.sum("prefix_cache_hits_total"), queries),
-        queries_per_s=queries / seconds,
-        evictions=None,
-        num_bytes=None,
-        capacity_bytes=None,
-        usage=_ratio(now.sum("kv_cache_usage_perc"), len(now.values("kv_cache_usage_perc"))),
-    )
+def _prefix_cache(window: _Window) -> Cache:
+    """The prefix cache's blocks are in the KV caches. `usage`: mean usage of the KV caches."""
+    metric = "kv_cache_usage_perc"
+    usage = _ratio(window.now.sum(metric), len(window.now.values(metric)))
+    return Cache("prefixes", "tokens", *_hits("prefix_cache", window), None, None, None, usage)
+
+
+def _hits(metric: str, window: _Window) -> tuple[float | None, float]:
+    """Returns a cache's hit ratio and queries per second."""
+    queries = f"{metric}_queries_total"
+    return _ratio(window.grown.sum(f"{metric}_hits_total"), window.grown.sum(queries)), window.per_s(queries)
 
 
 def _budgets(now: MetricsPage) -> list[Budget]:
@@ -202,26 +223,25 @@ def _budgets(now: MetricsPage) -> list[Budget]:
     for labels, limit in now.values("admission_limit"):
         limits[labels["resource"]] = max(limit, limits.get(labels["resource"], 0.0))
     used = now.sums("admission_used", "resource")
-    told = [resource for resource in _RESOURCES if resource in limits]
-    return [Budget(resource, used.get(resource, 0.0), limits[resource]) for resource in told]
+    return [Budget(name, used.get(name, 0.0), limits[name]) for name in _RESOURCES if name in limits]
 
 
-def _keys(now: MetricsPage, grown: MetricsPage, seconds: float) -> list[KeyUse]:
+def _keys(window: _Window) -> list[KeyUse]:
     """Returns the keys with the most tokens in the window, then since the start."""
 
     def tokens(page: MetricsPage) -> dict[str, float]:
         prompt, generated = (page.sums(f"api_key_{kind}_tokens_total", "api_key") for kind in ("prompt", "generation"))
         return {key: prompt.get(key, 0.0) + generated.get(key, 0.0) for key in prompt.keys() | generated.keys()}
 
-    requests, new_requests = (page.sums("api_key_requests_total", "api_key") for page in (now, grown))
-    all_tokens, new_tokens = tokens(now), tokens(grown)
+    requests, new_requests = (page.sums("api_key_requests_total", "api_key") for page in (window.now, window.grown))
+    all_tokens, new_tokens = tokens(window.now), tokens(window.grown)
     uses = [
         KeyUse(
             name=key,
             requests=int(count),
             tokens=int(all_tokens.get(key, 0.0)),
-            requests_per_s=new_requests.get(key, 0.0) / seconds,
-            tokens_per_s=new_tokens.get(key, 0.0) / seconds,
+            requests_per_s=new_requests.get(key, 0.0) / window.seconds,
+            tokens_per_s=new_tokens.get(key, 0.0) / window.seconds,
         )
         for key, count in requests.items()
     ]

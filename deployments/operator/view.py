@@ -1,4 +1,4 @@
-"""The view of `raylens top`: tables in the terminal's own colours, stacked, or in two columns on a wide terminal."""
+"""The view of `raylens top`: tables in the terminal's own colours, side by side on a wide terminal."""
 
 import math
 import time
@@ -13,8 +13,7 @@ from raylens.deployments.operator.snapshot import Cache, Deployment, KeyUse, Rep
 
 _WIDE_COLUMNS = 110
 _BAR_COLUMNS = 10
-_NAME_COLUMNS = 14
-"""Maximum width of a key's name."""
+_NAME_COLUMNS = 14  # at most, of a key's name
 _NEARLY_FULL = 0.9
 _GOOD, _BAD = "green", "bold red"
 
@@ -25,12 +24,8 @@ class View:
     def __init__(
         self, url: str, snapshot: Snapshot | None = None, *, late_s: float = math.inf, fits_screen: bool = False
     ) -> None:
-        """`late_s`: seconds without a new snapshot until the view reports silence. `fits_screen`: hide replicas that do
-        not fit on the screen."""
-        self._url = url
-        self._fits_screen = fits_screen
-        self._late_s = late_s
-        self._snapshot = snapshot
+        """`late_s`: longest silence before the view reports it. `fits_screen`: hide replicas below the screen."""
+        self._url, self._snapshot, self._late_s, self._fits_screen = url, snapshot, late_s, fits_screen
         self._problem = ""
         self._read_at = time.monotonic()
 
@@ -41,7 +36,6 @@ class View:
         self._read_at = time.monotonic()
 
     def fail(self, problem: str) -> None:
-        """`problem`: the reason for the missing snapshot."""
         self._problem = problem
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -70,27 +64,20 @@ class View:
 def _body(snapshot: Snapshot, *, is_wide: bool) -> list[RenderableType]:
     requests, latencies, budgets = _requests(snapshot), _latencies(snapshot), _budgets(snapshot)
     deployments, caches, keys = _deployments(snapshot.deployments), _caches(snapshot.caches), _keys(snapshot.keys)
-    rows = (
-        [[requests, latencies, budgets], [deployments, keys], [caches]]
-        if is_wide
-        else [[requests, latencies], [deployments], [caches], [budgets], [keys]]
-    )
+    rows = [[requests, latencies], [deployments], [caches], [budgets], [keys]]
+    if is_wide:
+        rows = [[requests, latencies, budgets], [deployments, keys], [caches]]
     parts: list[RenderableType] = [_stages(snapshot), *_warnings(snapshot)]
     for row in rows:
-        tables = [table for table in row if table.row_count]
-        if tables:
-            parts += [Text(), _side_by_side(tables)]
+        if tables := [table for table in row if table.row_count]:
+            grid = Table.grid(padding=(0, 2), pad_edge=False)
+            grid.add_row(*tables)
+            parts += [Text(), grid]
     return parts
 
 
-def _side_by_side(tables: list[Table]) -> Table:
-    grid = Table.grid(padding=(0, 2), pad_edge=False)
-    grid.add_row(*tables)
-    return grid
-
-
 def _table(*columns: str) -> Table:
-    """Returns a table. The first column has text; other columns have numbers unless their title ends in a space."""
+    """The first column has text; the others have numbers unless their titles end in a space."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):
         is_text = number == 0 or column.endswith(" ")
@@ -123,7 +110,6 @@ def _requests(snapshot: Snapshot) -> Table:
 
 
 def _warnings(snapshot: Snapshot) -> Iterable[Text]:
-    """Yields a line for each kind of rare event that occurred."""
     if snapshot.requests.rejections:
         refused = ", ".join(f"{count} for {reason}" for reason, count in snapshot.requests.rejections.items())
         yield Text(f"refused for want of room: {refused}", _BAD)
@@ -155,20 +141,13 @@ def _deployments(deployments: list[Deployment]) -> Table:
 def _caches(caches: list[Cache]) -> Table:
     table = _table("cache", "hits", "per s ", "full ", "size ", "evicted")
     for cache in caches:
-        of_kv = f"{figures.percent(cache.usage)} of the KV caches"
-        table.add_row(
-            cache.name,
-            figures.percent(cache.hit_ratio),
-            f"{figures.rate(cache.queries_per_s)} {cache.unit}",
-            _bar(cache.usage, warns=False),
-            of_kv if cache.num_bytes is None else _of(cache.num_bytes, cache.capacity_bytes),
-            "" if cache.evictions is None else figures.count(cache.evictions),
-        )
+        size = f"{figures.percent(cache.usage)} of the KV caches"
+        if cache.num_bytes is not None:
+            size = f"{figures.size(cache.num_bytes)} of {figures.size(cache.capacity_bytes)}"
+        queries = (figures.percent(cache.hit_ratio), f"{figures.rate(cache.queries_per_s)} {cache.unit}")
+        evictions = "" if cache.evictions is None else figures.count(cache.evictions)
+        table.add_row(cache.name, *queries, _bar(cache.usage, warns=False), size, evictions)
     return table
-
-
-def _of(used: float, limit: float | None) -> str:
-    return f"{figures.size(used)} of {figures.size(limit)}"
 
 
 def _replicas(replicas: list[Replica], room: int | None) -> Table:
@@ -181,7 +160,7 @@ def _replicas(replicas: list[Replica], room: int | None) -> Table:
         row: list[RenderableType] = [f"{one.deployment} {one.name}", one.node, figures.duration(now - one.started_at)]
         if one.kv_usage is not None:
             row += [_bar(one.kv_usage), figures.percent(one.kv_usage)]
-            row += [figures.count(one.running), figures.count(one.waiting), figures.count(one.waiting_prompt_tokens)]
+            row += map(figures.count, (one.running, one.waiting, one.waiting_prompt_tokens))
         table.add_row(*row)
     if len(shown) < len(ordered):
         table.add_row(f"and {len(ordered) - len(shown)} more")
@@ -195,8 +174,7 @@ def _budgets(snapshot: Snapshot) -> Table:
         usage = budget.used / budget.limit if budget.limit else 0.0
         table.add_row(budget.resource, _bar(usage), show(budget.used), show(budget.limit))
     table.add_row("waiting", "", figures.count(snapshot.waiting_for_room))
-    files = f"{snapshot.uploaded_files:,} files"
-    table.add_row("uploads", files, figures.size(snapshot.uploaded_bytes))
+    table.add_row("uploads", f"{snapshot.uploaded_files:,} files", figures.size(snapshot.uploaded_bytes))
     return table
 
 
@@ -210,7 +188,7 @@ def _keys(keys: list[KeyUse]) -> Table:
 
 
 def _bar(usage: float | None, *, warns: bool = True) -> Text:
-    """`warns`: highlight a nearly full bar. A full cache needs no warning."""
+    """`warns`: highlight a nearly full bar."""
     if usage is None:
         return Text()
     filled = min(_BAR_COLUMNS, round(usage * _BAR_COLUMNS))

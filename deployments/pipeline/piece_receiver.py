@@ -10,7 +10,7 @@ from typing import Any
 from ray.serve.handle import DeploymentResponse
 
 from raylens.deployments.pipeline.turns import Turns
-from raylens.deployments.ray_internals.cancelled_calls import cancel_call
+from raylens.deployments.ray_internals.handles import cancel_call
 from raylens.deployments.wire.piece_connection import PieceAddress, PiecesLostError
 from raylens.deployments.wire.piece_messages import read_message, unpack_piece
 from raylens.deployments.wire.private_port import PrivatePort, Reader, Writer

@@ -17,8 +17,7 @@ from raylens.deployments.pipeline.media_items import LoadedItem, MediaItems, all
 from raylens.deployments.pipeline.piece_receiver import AnswerStream, PieceReceiver
 from raylens.deployments.pipeline.pipeline_request import PipelineRequest
 from raylens.deployments.pipeline.turns import Turns
-from raylens.deployments.ray_internals.grpc_calls import by_grpc
-from raylens.deployments.ray_internals.pending_objects import objects_of
+from raylens.deployments.ray_internals.handles import by_grpc, objects_of
 from raylens.deployments.routing.prefix_router import PromptAffinity
 from raylens.deployments.routing.prompt_affinity import affinity_of
 from raylens.deployments.stages.hand_over import ItemEmbeddings

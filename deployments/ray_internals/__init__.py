@@ -1,4 +1,3 @@
-"""All uses of Ray's private parts, a file each. The other rooms import these files and Ray's public names only.
+"""All uses of Ray's private parts. The other rooms import these files and Ray's public names only.
 
-The docstring of each file has four parts: what Ray 2.60 does, why Raylens needs something else, which test fails when
-Ray changes, and what would let us delete the file."""
+Each file's docstring tells Ray 2.60's behaviour, the need, the tests that fail when Ray changes, and the way back."""

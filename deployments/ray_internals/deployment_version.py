@@ -1,16 +1,11 @@
 """A deployment with a version of its own.
 
-Ray 2.60: Ray Serve starts a deployment's replicas again when its version changes. It gives all deployments of an
-application one version, a hash of the whole application in the config file. It has removed its own argument for the
-version: `Deployment.options(version=...)` raises ValueError.
-
-Needed: a changed setting restarts the stages that read it, and no other (`deployments/deployment_versions.py`).
-
+Ray 2.60: Ray Serve restarts a deployment's replicas when its version changes. It gives all deployments one version, a
+hash of the whole application in the config file, and `Deployment.options(version=...)` raises ValueError.
+Needed: a changed setting restarts only the stages that read it (`deployments/deployment_versions.py`).
 Test: `tests/deployments/test_deployment_versions.py`, `test_ray_serve_is_sent_the_deployments_own_versions`;
 `tests/deployments/test_updates.py` updates a running application.
-
-Way back: a public argument for the version. ray-project/ray#27444 brought versions by deployment for what a config file
-says of each; the arguments of the application builder belong to all of them."""
+Way back: a public argument for the version. ray-project/ray#27444 covers a config file's own fields only."""
 
 from typing import Any
 
@@ -29,8 +24,7 @@ def with_version(deployment: serve.Deployment, version: str) -> serve.Deployment
 
 
 class _VersionedConfig(DeploymentConfig):
-    """Ray Serve's options of a deployment. They keep their own version when Ray Serve sets another on the way to its
-    controller."""
+    """Ray Serve's options of a deployment, with a version that Ray Serve cannot change on the way to its controller."""
 
     _own_version: str = PrivateAttr()
 

@@ -1,67 +1,55 @@
-"""The environment in which Ray's processes run, on one machine and on every node of a cluster.
+"""The environment of Ray's processes, on one machine and on every node of a cluster.
 
-Ray 2.60: the raylet, the GCS server, the agents and Ray Serve read variables when they start. Most are documented
-nowhere: those in lower case override the constants of `ray_config_def.h`, the others are constants of Python modules.
-
+Ray 2.60: the raylet, the GCS server, the agents and Ray Serve read variables when they start. Most are undocumented:
+those in lower case override the constants of `ray_config_def.h`, the others are constants of Python modules.
 Needed: each entry says why.
-
 Test: `tests/deployments/ray_internals/test_environment.py` looks for each name where Ray reads it.
-
-Way back: options of `ray.init`, `ray start` and `serve.start` for the same. `ray.init` has a private argument
-`_system_config` for the constants in lower case."""
+Way back: public options of `ray.init`, `ray start` and `serve.start`."""
 
 from pathlib import Path
 
 RAY_ENVIRONMENT = {
     "PYTHONSAFEPATH": "1",  # no process imports modules from its working folder
     "RAY_SERVE_ENABLE_HA_PROXY": "1",  # Ray's own proxy in Python would pickle every byte of a body
-    # A reference that leaves Ray's sight would pin its object until the process ends. Ray raises an error instead.
-    "RAY_allow_out_of_band_object_ref_serialization": "0",
-    "RAY_max_direct_call_object_size": "262144",  # bytes of tensors that travel with a call, not by the object store
+    "RAY_allow_out_of_band_object_ref_serialization": "0",  # see references.py
+    "RAY_max_direct_call_object_size": "262144",  # bytes; larger tensors travel by the object store
     "RAY_metrics_report_interval_ms": "4000",  # Ray's own metrics reach its agents within seconds
-    "RAY_worker_niceness": "0",  # Ray's 15 leaves no room below; stages that compute set their own
+    "RAY_worker_niceness": "0",  # Ray's 15 leaves no room below it; computing stages set their own
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # no code of a stage blocks its loop
-    # A node is given up after five trials: one that refuses them after 5 s, one that is silent after 7.5 s, not 55 s.
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # no stage blocks its event loop
+    # Ray gives up a node after five trials: 5 s if it refuses them, 7.5 s if it is silent, not 55 s.
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "500",
-    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # a dead HAProxy is replaced after three of these, not after 30 s
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # Ray replaces a dead HAProxy after three periods, not after 30 s
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "raylens.deployments.endpoint.request_headers:middlewares",
-    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",  # Ray's 0.1 costs an idle controller as much as all it does otherwise
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",  # Ray's 0.1 doubles the cost of an idle controller
 }
-"""On one machine and on every node of a cluster."""
 
 ONE_MACHINE = {
-    # Ray does these more often, also while nobody asks anything. One machine has no network that could fall silent.
+    # Ray repeats these more often, even when idle. One machine has no network that could fall silent.
     "RAY_memory_monitor_refresh_ms": "1000",
     "REPORTER_UPDATE_INTERVAL_MS": "10000",
     "RAY_DASHBOARD_AGENT_CHECK_PARENT_INTERVAL_S": "2",
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
     "RAY_health_check_timeout_ms": "10000",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray listens on loopback, as on systems other than Linux
-    # A stage that cannot start says so at once. Two more tries help only in a cluster, where they find another node.
-    "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",
+    "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",  # a stage fails at once: retries find another node in a cluster only
 }
-"""Further ones on one machine, some in place of those above."""
-
-WITHOUT_DASHBOARD = {"RAY_task_events_report_interval_ms": "0"}
-"""Ray sends the events of each call to its dashboard."""
-
+"""Additions to and replacements of RAY_ENVIRONMENT on one machine."""
+WITHOUT_DASHBOARD = {"RAY_task_events_report_interval_ms": "0"}  # Ray sends the events of each call to its dashboard
 WITHOUT_HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "0"}
 
 
 def draining(seconds: float) -> dict[str, str]:
-    """Returns the variable for how long a replica of the ingress goes on after its end was decided, so that HAProxy
-    hears of it. Ray's 30 s are for load balancers in front of HAProxy, too."""
+    """Grace period: a stopping replica of the ingress keeps serving this long, so that HAProxy hears of it."""
     return {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": f"{seconds:g}"}
 
 
 def fallback_port(port: int) -> dict[str, str]:
-    """Returns the variable for the port of Ray's own proxy behind HAProxy."""
+    """The port of Ray's own proxy behind HAProxy."""
     return {"RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(port)}
 
 
 def head_storage(folder: Path) -> dict[str, str]:
-    """Returns the variables by which the head node keeps in `folder` what it knows of the cluster, so that a head that
-    comes back goes on with it."""
+    """The head node keeps the cluster's state in `folder`, from which a restarted head continues."""
     return {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(folder)}

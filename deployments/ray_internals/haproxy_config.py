@@ -1,19 +1,13 @@
-"""HAProxy's configuration, as Ray Serve writes it and as it withstands hostile clients.
+"""Makes Ray Serve's configuration of HAProxy withstand hostile clients.
 
-Ray 2.60: Ray Serve writes HAProxy's configuration from a template and starts the program that
-`RAY_SERVE_HAPROXY_BINARY_PATH` names. That configuration opens an admin socket to every user of the machine. It listens
-for statistics on every address. It waits an hour for the headers of a request. It cuts long answers when a server
-behind it comes or goes. It does not notice clients that leave before their answer begins. It answers errors with pages
-of HTML. Ray has no settings for most of these.
-
+Ray 2.60: Ray Serve writes the configuration from a template and starts the program that `RAY_SERVE_HAPROXY_BINARY_PATH`
+names. The configuration opens an admin socket to every user, and statistics on every address. It waits an hour for a
+request's headers, cuts long answers when a server comes or goes, does not notice clients that leave before their answer
+begins, and answers errors in HTML. Ray has no settings for most of these.
 Needed: none of that. The named program is `raylens-haproxy` (`deployments/cluster/haproxy.py`), which rewrites the file
 by this module and becomes HAProxy.
-
-Test: `tests/deployments/test_haproxy.py` rewrites what Ray writes and runs HAProxy with it. A missing line that has to
-change is an `UnknownConfigurationError`.
-
-Way back: a configuration of the operator's own for HAProxy. ray-project/ray#62927 would have added
-`RAY_SERVE_HAPROXY_USER_CONFIG_PATH`, and is closed."""
+Test: `tests/deployments/test_haproxy.py` runs HAProxy with Ray's file. UnknownConfigurationError tells missing lines.
+Way back: an operator's own configuration of HAProxy (ray-project/ray#62927, closed)."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,14 +16,13 @@ from pathlib import Path
 
 MARK = "# Rewritten by raylens-haproxy.\n"
 PROGRAM_VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
-"""Names the variable with the program that Ray Serve starts as HAProxy."""
+"""Environment variable: the program that Ray Serve starts as HAProxy."""
 HEADER_SECONDS = 10
 BUFFER_BYTES = 65536
 LONGEST_STREAM_SECONDS = 3600
-"""How long an old HAProxy goes on with its answers after a change of the servers behind it has replaced it."""
+"""A HAProxy that was replaced after a change of the servers behind it finishes its answers within this time."""
 MAX_HEADERS = 2000
-"""The number of headers above which HAProxy refuses a request. The endpoint's own limit is far lower, and its refusal
-is in OpenAI's form."""
+"""HAProxy refuses requests with more. The endpoint's own limit is far lower, with a refusal in OpenAI's form."""
 
 _SECTION = re.compile(r"^(?=global|defaults|frontend|backend|listen)", re.MULTILINE)
 _CONNECTIONS = re.compile(r"^    maxconn (\d+)$", re.MULTILINE)
@@ -40,9 +33,8 @@ _NOBODYS_LOG = "    log 127.0.0.1:514 local0 info\n"  # Ray's default: datagrams
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """The most connections of clients at one time: of all clients together, and of one address (for IPv6: of one
-    network of 64 bits). From a lower number on, HAProxy closes each connection behind its answer, so that idle
-    connections make room."""
+    """The most connections at one time: of all clients, and of one address (IPv6: one network of 64 bits). Above
+    `crowded`, HAProxy closes each connection after its answer, so that idle connections make room."""
 
     total: int
     per_address: int
@@ -56,7 +48,6 @@ class ConnectionLimits:
 
     @staticmethod
     def files_for(total: int) -> int:
-        """Returns how many files the process has to be allowed for that many connections."""
         return total * _FDS_PER_CONNECTION + _OTHER_FDS
 
 
@@ -65,20 +56,15 @@ class UnknownConfigurationError(RuntimeError):
 
 
 def rewrite(config: str, *, max_open_files: int, host: str | None, pages: Mapping[int, Path]) -> str:
-    """Returns Ray Serve's configuration made safe. `max_open_files`: those that HAProxy may open, which bound its
-    connections. `host`: the address to listen on instead of Ray's. `pages`: the file of each status's error page.
-
-    Raises UnknownConfigurationError if a line that has to change is missing.
-    """
+    """Returns the safe configuration. `max_open_files` bounds connections. `host`: the listen address instead of Ray's.
+    `pages`: each status's error page. Raises UnknownConfigurationError if a line that must change is missing."""
     connections = _CONNECTIONS.search(config)
     limits = ConnectionLimits.within(int(connections[1]) if connections else 0, max_open_files)
     sections = [_rewritten(one, limits, host, pages) for one in _SECTION.split(config)]
     names = [section.split("\n", 1)[0].split() for section in sections]
     for wanted in (["global"], ["defaults"], ["frontend", "http_frontend"], ["backend", "default_backend"]):
-        if names.count(wanted) != 1:
-            raise UnknownConfigurationError(
-                f"{names.count(wanted)} sections {' '.join(wanted)!r} in Ray's HAProxy file"
-            )
+        if (count := names.count(wanted)) != 1:
+            raise UnknownConfigurationError(f"{count} sections {' '.join(wanted)!r} in Ray's HAProxy file")
     return MARK + "".join(sections)
 
 
@@ -95,9 +81,9 @@ def _rewritten(section: str, limits: ConnectionLimits, host: str | None, pages: 
         return section + _indented([f"tune.http.maxhdr {MAX_HEADERS}"])
     if name == "defaults":
         section = re.sub(r"^    errorfile .*\n", "", section, flags=re.MULTILINE)
-        # HAProxy 2.8 loses sight of connections whose data it splices. With requests, it does not see that a client
-        # leaves: it polls without a pause until the server answers, and the server goes on with its work. With
-        # answers, where a server refuses a body and closes, it keeps one of six clients for ever, and does not read on.
+        # HAProxy 2.8 loses track of connections whose data it splices. Spliced requests hide a leaving client: HAProxy
+        # polls without a pause, and the server works on. Spliced answers, if a server refuses a body and closes, leave
+        # one of six clients hanging.
         section = _replace(section, r"^    option splice-request\n", "")
         section = _replace(section, r"^    option splice-response\n", "")
         lines = [f"errorfile {status} {file}" for status, file in pages.items()]
@@ -106,19 +92,16 @@ def _rewritten(section: str, limits: ConnectionLimits, host: str | None, pages: 
         if host is not None:
             section = _replace(section, r"^    bind \S+:(\d+)$", rf"    bind {host}:\1")
         head, bind, rest = re.split(r"(^    bind .*\n)", section, maxsplit=1, flags=re.MULTILINE)
-        return head + bind + _indented(_limiting_lines(limits)) + rest
-    if name == "backend default_backend":  # no application: it is on its way, or gone
+        limiting = [
+            "stick-table type ipv6 size 100k expire 60s store conn_cur",
+            "tcp-request connection track-sc0 src,ipmask(32,64)",
+            f"tcp-request connection reject if {{ sc0_conn_cur gt {limits.per_address} }}",
+            f"http-after-response set-header Connection close if {{ fe_conn gt {limits.crowded} }}",
+        ]
+        return head + bind + _indented(limiting) + rest
+    if name == "backend default_backend":  # no application runs
         return "backend default_backend\n" + _indented(["http-request return status 503 default-errorfiles"])
     return section
-
-
-def _limiting_lines(limits: ConnectionLimits) -> list[str]:
-    return [
-        "stick-table type ipv6 size 100k expire 60s store conn_cur",
-        "tcp-request connection track-sc0 src,ipmask(32,64)",
-        f"tcp-request connection reject if {{ sc0_conn_cur gt {limits.per_address} }}",
-        f"http-after-response set-header Connection close if {{ fe_conn gt {limits.crowded} }}",
-    ]
 
 
 def _indented(lines: Sequence[str]) -> str:
@@ -133,8 +116,8 @@ def _replace(section: str, pattern: str, replacement: str) -> str:
 
 
 def haproxy_variables(folder: Path, program: Path, max_connections: int) -> dict[str, str]:
-    """Returns the environment by which Ray Serve starts `program` and keeps HAProxy's files in `folder`. The folder is
-    private and has a short name: Ray adds 57 characters to it, and HAProxy takes names of sockets up to 97."""
+    """Returns the environment by which Ray Serve starts `program` and keeps HAProxy's files in `folder`, a private
+    folder of at most 40 characters: Ray adds 57, and HAProxy limits names of sockets to 97."""
     files = {
         "CONFIG_FILE_LOC": folder / "haproxy.cfg",
         "SOCKET_PATH": folder / "admin.sock",

@@ -1,19 +1,14 @@
-"""The processes of a Ray cluster that is one machine, for the time of one driver.
+"""The processes of a Ray cluster on one machine, for one driver.
 
 Ray 2.60: `ray.init` also starts the autoscaler, the log monitor and the dashboard's API server. The dashboard's agent
-takes a fixed port, and waits three seconds where another Ray of this machine has it. All processes belong to the
-driver's process group. A setup program, of which each start imports all of Ray, starts every worker.
-
-Needed: a server that is ready within seconds and idles cheaply. It gets `start_worker.py` as the setup program. Signals
-that a shell, `timeout` or a terminal sends to the group of `raylens serve` do not reach Ray, so Ray still runs when the
-application is ended.
-
+has a fixed port, and waits three seconds if another Ray of this machine has it. All processes belong to the driver's
+process group. A setup program that imports all of Ray starts every worker.
+Needed: a server that is ready within seconds and idles cheaply, with `start_worker.py` as the setup program. A signal
+to the group of `raylens serve` (from a shell or a terminal) does not reach Ray, which must outlive the application.
 Test: `tests/deployments/ray_internals/test_driver.py`, `test_ray_init_starts_its_node_by_the_names_that_are_replaced`;
 `tests/deployments/ray_internals/test_on_ray.py`, `test_one_machine_runs_no_process_that_it_does_not_need`.
-
-Way back: arguments of `ray.init` for the processes to start, the agent's port (`ray start` has
-`--dashboard-agent-listen-port`), the setup program and the process group. ray-project/ray#6008 once
-started the processes in sessions of their own."""
+Way back: arguments of `ray.init` for the processes, the agent's port, the setup program and the process group.
+ray-project/ray#6008 once started the processes in sessions of their own."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,8 +43,8 @@ class OwnGroupPopen(services.ConsolePopen):
 
 @contextmanager
 def one_machine(temp_dir: Path | None) -> Iterator[dict[str, str]]:
-    """Makes `ray.init` start a `OneMachineNode` while the block runs, each of its processes by `OwnGroupPopen`. Yields
-    further arguments for `ray.init`. `temp_dir`: the folder for the session's folder, by default Ray's own."""
+    """Makes `ray.init` start a `OneMachineNode` with `OwnGroupPopen` while the block runs. Yields further arguments for
+    `ray.init`. `temp_dir`: parent of the session's folder, by default Ray's own."""
     every_node, popen = node.Node, services.ConsolePopen
     node.Node, services.ConsolePopen = OneMachineNode, OwnGroupPopen
     try:

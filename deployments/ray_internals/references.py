@@ -1,17 +1,11 @@
-"""References to objects of Ray as bytes, for messages that do not go through Ray.
+"""References to Ray's objects as bytes, for messages that do not go through Ray.
 
-Ray 2.60: Ray counts references in calls and in their results only. A reference that is serialized in any other way
-(`cloudpickle`) keeps its object until the process ends, so `RAY_allow_out_of_band_object_ref_serialization=0` forbids
-that.
-
-Needed: the ingress and the shards of the item store send references over their own connections. Ray does not see these:
-it keeps the object only as long as its owner holds a reference. So the sender keeps its own until the receiver has said
-that it needs the object no more, or has gone.
-
+Ray 2.60: Ray counts references in calls and their results only. A reference that is serialized in any other way
+(`cloudpickle`) keeps its object until the process ends; `RAY_allow_out_of_band_object_ref_serialization=0` forbids it.
+Needed: the ingress and the shards send references over their own connections. Ray keeps the object only as long as its
+owner holds a reference, so the sender keeps its own until the receiver needs the object no more, or has gone.
 Test: `tests/deployments/ray_internals/test_references.py`.
-
-Way back: a reference that can be exported without pinning its object. ray-project/ray#12863 asked for one,
-ray-project/ray#23259 tried `ObjectRef.export()`; both are closed."""
+Way back: export of a reference without pinning its object (ray-project/ray#12863 and #23259, both closed)."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -23,7 +17,7 @@ from ray.core.generated.core_worker_pb2 import GetObjectStatusReply
 
 _ID_BYTES = 28
 PackedReference: TypeAlias = tuple[bytes, bytes, bytes]
-"""The object's id, its owner's address, and what is known of its state."""
+"""The object's id, its owner's address, and its known state."""
 
 
 def pack_reference(ref: ObjectRef) -> PackedReference:
@@ -32,8 +26,7 @@ def pack_reference(ref: ObjectRef) -> PackedReference:
 
 
 def unpack_reference(packed: Sequence[bytes]) -> ObjectRef:
-    """Returns the reference, which can be awaited and given to calls like any other. Raises ValueError for what is
-    none."""
+    """Returns the reference, which can be awaited and given to calls. Raises ValueError if the bytes are none."""
     object_id, owner, state = packed
     address, known = Address.FromString(owner), GetObjectStatusReply.FromString(state)
     if any(len(one) != _ID_BYTES for one in (object_id, address.node_id, address.worker_id, *known.node_ids)):

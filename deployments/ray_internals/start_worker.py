@@ -2,18 +2,13 @@
 
     python start_worker.py --serialized-runtime-env-context=JSON --language=PYTHON default_worker.py ARGUMENTS
 
-Ray 2.60: the raylet starts each worker by the program `ray/_private/workers/setup_worker.py`. That sets the
-variables of the runtime environment and becomes `default_worker.py`. Both import all of Ray, which takes a third of a
-second each.
-
-Needed: workers that start fast. A worker whose runtime environment names the variable `FORKED` is forked from the
-server's template (`deployments/cluster/worker_template.py`), which has imported torch. This program starts every other
-worker, and every worker while there is no template, as Ray would. It uses nothing but the standard library.
-
+Ray 2.60: the raylet starts each worker by `ray/_private/workers/setup_worker.py`, which sets the variables of the
+runtime environment and becomes `default_worker.py`. Both import all of Ray, a third of a second each.
+Needed: fast starts. The server's template (`deployments/cluster/worker_template.py`), which has imported torch, forks
+each worker with the variable `FORKED`. This program starts every other worker, and all without a template, as Ray does.
+It imports the standard library only.
 Test: `tests/deployments/ray_internals/test_start_worker.py` runs Ray's own program beside this one.
-
-Way back: workers that Ray forks from a process with given imports. ray-project/ray#31915 was a prototype, and is
-closed."""
+Way back: workers that Ray forks from a process with given imports (ray-project/ray#31915, closed)."""
 
 import json
 import os
@@ -21,10 +16,8 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-SOCKET_VARIABLE = "RAYLENS_WORKER_TEMPLATE"
-"""Names the variable with the template's socket."""
-FORKED = "RAYLENS_FORKED"
-"""Names the variable of workers that are forked from the template."""
+SOCKET_VARIABLE = "RAYLENS_WORKER_TEMPLATE"  # environment variable: the template's socket
+FORKED = "RAYLENS_FORKED"  # environment variable of workers that the template forks
 LENGTH_BYTES = 4
 _CONTEXT, _LANGUAGE = "--serialized-runtime-env-context=", "--language="
 
@@ -41,8 +34,7 @@ def main() -> None:
 
 
 def _parsed(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """Returns Ray's description of the runtime environment, and the command without it: Ray's program for a worker and
-    its arguments."""
+    """Returns Ray's description of the runtime environment, and Ray's program for a worker with its arguments."""
     texts = [argument.removeprefix(_CONTEXT) for argument in arguments if argument.startswith(_CONTEXT)]
     context: dict[str, Any] = json.loads(texts[0] or "{}") if texts else {}
     return context, [argument for argument in arguments if not argument.startswith((_CONTEXT, _LANGUAGE))]
@@ -55,7 +47,6 @@ def _is_plain(context: dict[str, Any]) -> bool:
 
 
 def _start_by_ray(arguments: list[str]) -> NoReturn:
-    """Becomes Ray's own program."""
     from ray._private.workers import __file__ as package
 
     program = os.path.join(os.path.dirname(package), "setup_worker.py")
@@ -63,10 +54,7 @@ def _start_by_ray(arguments: list[str]) -> NoReturn:
 
 
 def _fork(path: str, command: list[str]) -> bool:
-    """Has the template fork the worker. Returns whether it has.
-
-    The worker belongs to this process's group, which Ray ends with the worker. It has this process's output.
-    """
+    """Returns whether the template forked the worker, with this process's output and group, which Ray ends with it."""
     order = {"command": command, "environment": dict(os.environ), "group": os.getpgid(0)}
     body = json.dumps(order).encode()
     try:

@@ -18,8 +18,7 @@ from typing import Any
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 
-from raylens.deployments.ray_internals.calls_ahead import NOT_ASKED
-from raylens.deployments.ray_internals.choosing_router import ChoosingRouter
+from raylens.deployments.ray_internals.choosing_router import NOT_ASKED, ChoosingRouter
 from raylens.deployments.routing.replica_choice import Load, least_loaded, two_choices
 
 _MAX_AGE_S = 0.5

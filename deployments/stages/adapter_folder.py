@@ -17,8 +17,7 @@ class AdapterFolder:
     """Lists the folder on each call, so adapters may be added, changed and removed at run time. Thread-safe."""
 
     def __init__(self, path: str, check: Callable[[str], None]) -> None:
-        """`check` raises LoraError for an adapter's folder that cannot be served. Raises ValueError if `path` is no
-        folder."""
+        """`check` raises LoraError for a folder that cannot be served. Raises ValueError if `path` is no folder."""
         self._path = Path(path)
         self._check = check
         self._checked: dict[LoraRequest, str | None] = {}
@@ -26,8 +25,7 @@ class AdapterFolder:
             raise ValueError(f"generate.adapters_folder: {path} is no folder")
 
     def look(self) -> dict[str, str | None]:
-        """Returns {name: reason why the adapter cannot be served, or None}, sorted by name. Skips folders whose names
-        are not valid model names. Logs each reason once. Raises OSError."""
+        """Returns {name: reason why it cannot be served, or None}, sorted. Logs each reason once. Raises OSError."""
         with os.scandir(self._path) as entries:
             names = sorted(entry.name for entry in entries if self._is_adapter(entry.name))
         before, adapters = self._checked, [self._request(name) for name in names]
@@ -62,9 +60,8 @@ def is_adapter_name(name: str) -> bool:
 
 
 def adapter_not_found(name: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"{name[:100]!r} is not served here any more", field="model", code="model_not_found", status=404
-    )
+    message = f"{name[:100]!r} is not served here any more"
+    return InvalidRequestError(message, field="model", code="model_not_found", status=404)
 
 
 def _state(path: Path) -> str:

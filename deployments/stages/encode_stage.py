@@ -1,7 +1,5 @@
-"""The Encode deployment: a plain class. `deployments/app.py` wraps it, or Generate creates it if `encode.placement` is
-not `separate`."""
+"""The Encode deployment: a plain class, wrapped by `deployments/app.py` or created by Generate (`encode.placement`)."""
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import nullcontext
@@ -14,13 +12,16 @@ from raylens.deployments.replica_start import Replica, start_replica
 from raylens.deployments.request_context import RequestContext, in_request
 from raylens.deployments.routing.work_scaling import PendingWork
 from raylens.deployments.server_log import process_name
-from raylens.deployments.stages.cpu_kernels_in_use import kernels_in_use
 from raylens.deployments.stages.engine_loop import EngineDiedError, EngineLoop
-from raylens.deployments.stages.garbage_collection import skip_startup_objects
 from raylens.deployments.stages.memory_turn import memory_turn
-from raylens.deployments.stages.niceness import ENCODER_NICENESS, give_way_to_answers
 from raylens.deployments.stages.preprocess_stage import load_model_processor, plugin_choice
-from raylens.deployments.stages.torch_setup import set_up_torch
+from raylens.deployments.stages.process_setup import (
+    ENCODER_NICENESS,
+    give_way_to_answers,
+    kernels_in_use,
+    set_up_torch,
+    skip_startup_objects,
+)
 from raylens.deployments.tracing.spans import Spans
 from raylens.deployments.wire.stage_messages import EmbeddingInfo, Heartbeat
 from raylens.deployments.wire.tensor_wire import PackedItem, PackedTensor
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 BATCHES = "batches"
-_REPORT_SECONDS = 0.5
 _CALLS_OF_A_STEP = 3
 """The step timeout covers this many plug-in timeouts: a hung batch, then one hung item alone, then everything else."""
 PROFILED_IMAGE = (448, 448)
@@ -55,20 +55,17 @@ class Encode(Replica):
         # A Generate replica's turn covers its encoder.
         with memory_turn(config.encoder_device) if is_alone else nullcontext():
             self._engine = self._load(config)
+        give_way = partial(give_way_to_answers, ENCODER_NICENESS)
         self._loop: EngineLoop[EncodeOutput] = EngineLoop(
-            self._engine,
-            name="encoder-engine",
-            step_timeout_s=config.step_timeout_s,
-            initializer=partial(give_way_to_answers, ENCODER_NICENESS),
+            self._engine, name="encoder-engine", step_timeout_s=config.step_timeout_s, initializer=give_way
         )
         self._metrics = EncodeMetrics()
         self._pending = PendingWork(BATCHES)
         self._details = kernels_in_use(config.part_device(config.encode.tower))
-        self._reporter = asyncio.get_running_loop().create_task(self._report_forever())
+        self._report_regularly(self._report)
         skip_startup_objects()
 
     def _load(self, config: AppConfig) -> "EncoderEngine":
-        """Loads the vision half and bounds its activation memory."""
         from raylens.encoder.config import EncoderConfig
         from raylens.encoder.engine import EncoderEngine
 
@@ -93,8 +90,7 @@ class Encode(Replica):
     async def encode(
         self, request_id: str, modality: str, item: PackedItem, sent_at: float, context: RequestContext
     ) -> AsyncGenerator[PackedTensor | EmbeddingInfo]:
-        """Yields the embeddings (num_embeds, embedding_size) and an EmbeddingInfo. `sent_at`: wall time. A caller may
-        send the call before the item exists."""
+        """Yields the embeddings (num_embeds, embedding_size) and an EmbeddingInfo. `sent_at`: wall time of the call."""
         watch = Stopwatch()
         with in_request(context):
             output = await self._encoded(request_id, modality, item, watch)
@@ -112,21 +108,20 @@ class Encode(Replica):
         )
         yield PackedTensor.pack(output.embeddings)
         yield info
-        self._spans.record(
-            context, info.times, {"raylens.batch_size": output.batch_size}
-        )  # after the yield, off the critical path
+        # After the yield, off the critical path.
+        self._spans.record(context, info.times, {"raylens.batch_size": output.batch_size})
 
     async def _encoded(self, request_id: str, modality: str, item: PackedItem, watch: Stopwatch) -> "EncodeOutput":
         """Raises the item's error if it cannot be encoded. `watch` started when the item arrived."""
         tensors = {name: tensor.unpack() for name, tensor in item.items()}
+        outputs: list[EncodeOutput] = []
+
+        def receive(ready: "list[EncodeOutput]") -> bool:
+            outputs.extend(ready)
+            return True
+
         status = "aborted"
         try:
-            outputs: list[EncodeOutput] = []
-
-            def receive(ready: "list[EncodeOutput]") -> bool:
-                outputs.extend(ready)
-                return True
-
             with self._pending.call(self._engine.num_batches(modality, tensors)):
                 await self._loop.run(
                     request_id,
@@ -147,7 +142,6 @@ class Encode(Replica):
         return output
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns the load figures for `deployments/routing/work_scaling.py`."""
         return self._pending.stats()
 
     async def heartbeat(self) -> Heartbeat:
@@ -159,23 +153,19 @@ class Encode(Replica):
         if self._engine.has_hung:
             raise EngineDiedError("a call of the vision plug-in took too long, and still runs")
 
-    async def _report_forever(self) -> None:
-        while True:
-            num_items, num_patches = self._engine.waiting
-            self._metrics.waiting_items.set(num_items)
-            self._metrics.waiting_patches.set(num_patches)
-            await asyncio.sleep(_REPORT_SECONDS)
+    def _report(self) -> None:
+        num_items, num_patches = self._engine.waiting
+        self._metrics.waiting_items.set(num_items)
+        self._metrics.waiting_patches.set(num_patches)
 
 
 def warn_of_largest_picture(engine: "EncoderEngine", items: "ItemProcessor") -> None:
-    """Warns at startup if the model's largest images will be refused for lack of memory."""
     num_patches = engine.largest_segment("image", items.largest_item("image")[1])
     if engine.max_segment_patches is not None and num_patches > engine.max_segment_patches:
         logger.warning(
             "encode.activation_bytes has room to encode %d patches together; the model's largest picture needs %d, and"
-            " larger pictures than there is room for are refused",
-            engine.max_segment_patches,
-            num_patches,
+            " Encode refuses pictures that need more",
+            *(engine.max_segment_patches, num_patches),
         )
 
 

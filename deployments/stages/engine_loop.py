@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import copy_context
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
@@ -18,9 +19,8 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 _IDLE_BEAT_SECONDS = 0.5
 _CLOSE_SECONDS = 5.0
 SWITCH_SECONDS = 5e-5
-"""The interpreter's switch interval in this process. Python's default of 5 ms is longer than a GPU step: the engine's
-thread releases the interpreter at each torch operation, and could then wait until the event loop has sent the last
-step's outputs. Linux may add 50 us to any wait, so a shorter interval gains little."""
+"""The interpreter's switch interval. With Python's 5 ms, longer than a GPU step, the engine's thread waits while the
+event loop sends the last step's outputs. Linux may add 50 us to any wait, so a shorter interval gains little."""
 
 
 class EngineOutput(Protocol):
@@ -33,7 +33,7 @@ OutputCovT = TypeVar("OutputCovT", bound=EngineOutput, covariant=True)
 
 
 class Engine(Protocol[OutputCovT]):
-    """The interface that the encoder engine and the LLM engine share."""
+    """The interface of the encoder engine and the LLM engine."""
 
     def step(self) -> Sequence[OutputCovT]: ...
     def abort(self, request_id: str) -> None: ...
@@ -69,11 +69,8 @@ class _EngineRequest(Generic[OutputT]):
 
 
 class EngineLoop(Generic[OutputT]):
-    """Steps the engine while it has work. Create it and call `run` on the same event loop.
-
-    After a step, one callback on the event loop delivers all outputs. A task wake-up per request would cost more: the
-    engine's thread cannot run Python while the event loop works.
-    """
+    """Steps the engine while it has work. Create it and call `run` on the same event loop. After a step, one callback
+    there delivers all outputs; a wake-up per request would cost more, while the engine's thread cannot run Python."""
 
     def __init__(
         self,
@@ -106,20 +103,18 @@ class EngineLoop(Generic[OutputT]):
         receive: Callable[[list[OutputT]], bool],
         additions: Sequence[Callable[[], Awaitable[Callable[[str], None]]]] = (),
     ) -> None:
-        """Runs one request until `receive` returns True, then aborts it in the engine, also after an error or a
-        cancellation.
+        """Runs one request until `receive` returns True, an error or a cancellation, then aborts it in the engine.
 
-        `receive(outputs)` runs on the event loop in the caller's context and gets all outputs that are ready.
+        `receive(outputs)` runs on the event loop in the caller's context and gets all ready outputs.
         `add_request(engine_id)` runs on the engine's thread; so does the result of each of `additions`, once its
-        coroutine returns. `run` raises any error of these functions. `engine_id` is unique even if a request is sent
-        again while its first attempt is still ending.
-        """
+        coroutine returns. `run` raises their errors. `engine_id` stays unique if a request is sent again while its
+        first attempt ends."""
         if self._failure is not None:
             raise EngineDiedError("the engine has stopped") from self._failure
         request = _EngineRequest(receive)
         engine_id = f"{request_id}#{next(self._numbers)}"
         self._requests[engine_id] = request
-        self._submit(engine_id, add_request)
+        self._commands.put(partial(self._obey, engine_id, add_request))
         adding = [asyncio.create_task(self._add_later(engine_id, addition)) for addition in additions]
         try:
             await request.ended
@@ -143,15 +138,13 @@ class EngineLoop(Generic[OutputT]):
         self._commands.put(lambda: None)
 
     def fail(self, error: Exception) -> None:
-        """Ends every `run` and the thread, and makes the health check fail, as if a step had raised `error`.
-        Thread-safe."""
+        """Ends every `run` and the thread, and fails the health check, as if a step had raised `error`. Thread-safe."""
         self._failure = error
         with contextlib.suppress(RuntimeError):  # the event loop is closed when the replica shuts down
             self._loop.call_soon_threadsafe(self._fail_all)
 
     def close(self) -> bool:
-        """Ends the thread after its current step. Requests get no more outputs. Returns False if the step takes too
-        long."""
+        """Ends the thread after its current step, without further outputs. Returns False if the step takes too long."""
         self._is_closed = True
         self.wake()
         self._thread.join(_CLOSE_SECONDS)
@@ -159,12 +152,11 @@ class EngineLoop(Generic[OutputT]):
 
     @property
     def num_requests(self) -> int:
-        """Requests still in `run`."""
         return len(self._requests)
 
     @property
     def heartbeat_age(self) -> float:
-        """Seconds since the engine's thread last finished a step or polled while idle."""
+        """Returns the seconds since the engine's thread last finished a step or polled while idle."""
         return time.monotonic() - self._last_beat
 
     def _run(self) -> None:
@@ -196,12 +188,9 @@ class EngineLoop(Generic[OutputT]):
 
     async def _add_later(self, engine_id: str, addition: Callable[[], Awaitable[Callable[[str], None]]]) -> None:
         try:
-            self._submit(engine_id, await addition())
+            self._commands.put(partial(self._obey, engine_id, await addition()))
         except Exception as error:
             self._fail(engine_id, error)
-
-    def _submit(self, engine_id: str, command: Callable[[str], None]) -> None:
-        self._commands.put(lambda: self._obey(engine_id, command))
 
     def _obey(self, engine_id: str, command: Callable[[str], None]) -> None:
         try:

@@ -1,7 +1,6 @@
 """The ranks of one Generate replica: rank 0 runs in the replica, each other rank in an actor of its placement group.
 
-Ray ends the actors when the replica ends. If an actor ends first, the remaining ranks cannot continue, so the replica
-fails its health check and is replaced."""
+Ray ends the actors with the replica. If an actor ends first, the replica fails its health check."""
 
 import contextlib
 import logging
@@ -17,9 +16,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raylens.deployments.config import GenerateConfig
 from raylens.deployments.server_log import join_server_log
-from raylens.deployments.stages.garbage_collection import skip_startup_objects
 from raylens.deployments.stages.memory_turn import memory_turn
-from raylens.deployments.stages.torch_setup import set_up_torch
+from raylens.deployments.stages.process_setup import set_up_torch, skip_startup_objects
 
 if TYPE_CHECKING:
     from raylens.llm.config import EngineConfig
@@ -30,13 +28,9 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 T = TypeVar("T")
 _LOOPBACK = "127.0.0.1"
-# How much longer than the fastest rank the slowest rank may take to load. This is no step timeout: the replica's health
-# check detects slow steps, and `on_end` reports dead ranks.
-_LOAD_TIMEOUT_SECONDS = 1800.0
-# A failed rank may report its reason this long after the other ranks notice the failure.
-_REASON_SECONDS = 10.0
-# Ranks get this long to stop by themselves before Ray kills them.
-_STOP_SECONDS = 2.0
+_LOAD_TIMEOUT_SECONDS = 1800.0  # between the fastest and the slowest rank
+_REASON_SECONDS = 10.0  # a failed rank may report its reason this long after the other ranks notice the failure
+_STOP_SECONDS = 2.0  # in which ranks stop by themselves before Ray kills them
 
 
 class GenerateRank:
@@ -47,7 +41,7 @@ class GenerateRank:
         set_up_torch(num_cpus)
 
     def node_address(self) -> str:
-        return _node_address()
+        return str(ray.util.get_node_ip_address())
 
     def load(self, config: "EngineConfig", parallel: "ParallelConfig", address: str, port: int) -> None:
         """Connects to the other ranks at rank 0's address and loads this rank's part of the model."""
@@ -73,21 +67,16 @@ class RankActors:
     """The ranks of a replica other than 0. The constructor starts their processes without waiting for them."""
 
     def __init__(self, settings: GenerateConfig) -> None:
-        placement_group = ray.util.get_current_placement_group()
-        assert placement_group is not None, "the deployment reserves a bundle for each rank"
+        group = ray.util.get_current_placement_group()
+        assert group is not None, "the deployment reserves a bundle for each rank"
         self._world_size = settings.tensor_parallel_size
-        self._actors: dict[int, Any] = {
-            rank: ray.remote(GenerateRank)
-            .options(
-                num_cpus=settings.num_cpus,
-                num_gpus=settings.num_gpus,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    placement_group=placement_group, placement_group_bundle_index=rank
-                ),
+        self._actors: dict[int, Any] = {}
+        for rank in range(1, self._world_size):
+            bundle = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=rank)
+            actor = ray.remote(GenerateRank).options(
+                num_cpus=settings.num_cpus, num_gpus=settings.num_gpus, scheduling_strategy=bundle
             )
-            .remote(settings.num_cpus)
-            for rank in range(1, self._world_size)
-        }
+            self._actors[rank] = actor.remote(settings.num_cpus)
         self._runs: list[Future[None]] = []
         self._is_stopping = False
 
@@ -131,20 +120,20 @@ class RankActors:
         from raylens.llm.ranks.parallel import ParallelConfig
 
         addresses = {rank: actor.node_address.remote().future() for rank, actor in self._actors.items()}
-        hosts = meeting_hosts([_node_address(), *_results(addresses)])
+        hosts = meeting_hosts([ray.util.get_node_ip_address(), *_results(addresses)])
         return [ParallelConfig(rank, self._world_size, host, _LOAD_TIMEOUT_SECONDS) for rank, host in enumerate(hosts)]
 
     def _tell(self, rank: int, on_end: Callable[[Exception], None], run: "Future[None]") -> None:
         if self._is_stopping:
             return
         error = run.exception()
-        reason = "it was told to stop" if error is None else _in_one_line(error)
-        logger.error("rank %d ended: %s", rank, reason)
-        on_end(RuntimeError(f"rank {rank} ended: {reason}"))
+        ended = RuntimeError(f"rank {rank} ended: {'it was told to stop' if error is None else _in_one_line(error)}")
+        logger.error("%s", ended)
+        on_end(ended)
 
 
 def meeting_hosts(node_addresses: list[str]) -> list[str]:
-    """Returns each rank's address for the others: loopback if all are on one node, else Ray's node addresses."""
+    """Returns each rank's address for the others: loopback if all are on one node, else its node's address."""
     return [_LOOPBACK] * len(node_addresses) if len(set(node_addresses)) == 1 else node_addresses
 
 
@@ -156,11 +145,6 @@ def _load_rank_0(config: "EngineConfig", place: "ParallelConfig", store: Any) ->
 
     group = ProcessGroup(place, store, torch.device(config.device))
     return group, LLMEngine(config, group)
-
-
-def _node_address() -> str:
-    address: str = ray.util.get_node_ip_address()
-    return address
 
 
 def _results(futures: dict[int, Future[T]]) -> list[T]:
@@ -179,7 +163,7 @@ def _results(futures: dict[int, Future[T]]) -> list[T]:
 
 
 def _in_one_line(error: BaseException) -> str:
-    """Returns an error's type and the first line of its message, or those of a Ray task error's cause."""
+    """Returns the type and the message's first line of an error, or of a Ray task error's cause."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     return f"{type(cause).__name__}: {str(cause).strip().partition(chr(10))[0]}"
 

@@ -17,17 +17,14 @@ from raylens.deployments.request_context import RequestContext, in_request
 from raylens.deployments.routing.work_scaling import CALLS
 from raylens.deployments.server_log import process_name
 from raylens.deployments.stages.adapter_folder import AdapterFolder, adapter_not_found
-from raylens.deployments.stages.answer_sender import AnswerSender
-from raylens.deployments.stages.cpu_kernels_in_use import kernels_in_use
 from raylens.deployments.stages.encode_stage import Encode
 from raylens.deployments.stages.engine_loop import EngineLoop
-from raylens.deployments.stages.garbage_collection import skip_startup_objects
 from raylens.deployments.stages.generate_ranks import RankActors
 from raylens.deployments.stages.hand_over import HandOver, ItemEmbeddings
 from raylens.deployments.stages.memory_turn import memory_turn
-from raylens.deployments.stages.pieces import PieceMaker
+from raylens.deployments.stages.pieces import AnswerSender, PieceMaker
 from raylens.deployments.stages.preprocess_stage import load_model_processor, rendered
-from raylens.deployments.stages.torch_setup import set_up_torch
+from raylens.deployments.stages.process_setup import kernels_in_use, set_up_torch, skip_startup_objects
 from raylens.deployments.wire.piece_connection import PieceAddress, PieceConnections
 from raylens.deployments.wire.stage_messages import EmbeddingInfo, Heartbeat, UnrenderedPrompt
 from raylens.deployments.wire.tensor_wire import PackedItem, PackedTensor
@@ -46,12 +43,11 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 PROMPT_TOKENS = "prompt_tokens"
 USAGE = "usage"
-_REPORT_SECONDS = 0.5
 
 
 class Generate(Replica):
-    """Inserts embeddings into the prompt and decodes. With tensor parallelism, the replica is rank 0. If
-    `encode.placement` is not `separate`, the replica also encodes, on a separate thread."""
+    """Inserts embeddings into the prompt and decodes. With tensor parallelism, the replica is rank 0. Unless
+    `encode.placement` is `separate`, the replica also encodes, on a separate thread."""
 
     _ranks: RankActors | None = None  # also set if loading failed
 
@@ -65,9 +61,8 @@ class Generate(Replica):
             engine = self._load(config, ranks)
         self._prompt_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
         self._engine = engine
-        self._loop: EngineLoop[RequestOutput] = EngineLoop(
-            engine, name="llm-engine", step_timeout_s=config.step_timeout_s
-        )
+        timeout_s = config.step_timeout_s
+        self._loop: EngineLoop[RequestOutput] = EngineLoop(engine, name="llm-engine", step_timeout_s=timeout_s)
         if ranks is not None:
             ranks.run(on_end=self._loop.fail)
         self._ranks = ranks
@@ -77,13 +72,12 @@ class Generate(Replica):
         self._connections = PieceConnections()
         self._metrics = GenerateMetrics()
         self._details = kernels_in_use(config.generate_device)
-        self._reporter = asyncio.get_running_loop().create_task(self._report_forever())
+        self._report_regularly(lambda: self._metrics.report(engine.stats))
         skip_startup_objects()
 
     def _load(self, config: AppConfig, ranks: RankActors | None) -> "LLMEngine":
-        """Loads the encoder, if it is placed here, and the language half."""
-        # The encoder loads first, because the KV cache takes the remaining memory. The encoder's graphs may take as
-        # much memory as its activations.
+        # The encoder loads first, because the KV cache takes the remaining memory. Its graphs may take as much memory
+        # as its activations.
         self._encoder = None if config.encode.placement == "separate" else Encode(config, spans=self._spans)
         reserved_bytes = 0 if self._encoder is None else 2 * config.encode.activation_bytes
         from raylens.llm.engine import LLMEngine
@@ -107,7 +101,6 @@ class Generate(Replica):
         return LLMEngine(engine_config) if ranks is None else ranks.load_engine(engine_config)
 
     def __del__(self) -> None:
-        """Stops the ranks, then runs the common cleanup of replicas."""
         super().__del__()
         ranks, self._ranks = self._ranks, None
         if ranks is not None and self._loop.close():
@@ -126,17 +119,12 @@ class Generate(Replica):
         priority: int,
         adapter: str | None = None,
     ) -> None:
-        """Renders an unrendered prompt and sends the answers to `address`. Tokens that are ready together form one
-        piece; the first token is sent at once. Returns when all pieces are sent.
+        """Renders an unrendered prompt and sends the answers to `address`, the first token at once. Returns when all
+        pieces are sent. Computes the prompt up to the first pending item of `items` until its embeddings arrive.
 
-        Generate awaits the pending embeddings of `items` one by one, and meanwhile computes the prompt up to the first
-        pending item. Requests of different `cache_salt` share no prefix. Requests of a lower `priority` run first.
-        `adapter`: the name of a LoRA adapter. Pass `context` by position: Ray Serve's gRPC call has a parameter of the
-        same name, and a keyword would fail.
-
-        Raises EmbeddingsLostError if an item's embeddings do not arrive, LoraError for a broken adapter, and
-        InvalidRequestError for a removed one.
-        """
+        Requests of different `cache_salt` share no prefix. Requests of a lower `priority` run first. `adapter`: a
+        LoRA's name. Pass `context` by position: Ray Serve's gRPC call has a parameter of the same name. Raises
+        EmbeddingsLostError, LoraError for a broken adapter, InvalidRequestError for a removed one."""
         with in_request(context), self._spans.span("generate", context) as span:
             lora = None if adapter is None else await self._find_adapter(adapter)
             connection = await self._connections.to(address.ingress)
@@ -149,12 +137,11 @@ class Generate(Replica):
                 items, prompt.rendered_at, self._metrics.remote_bytes.inc, self._engine.stage_embeddings
             )
             embeddings = await hand_over.ready()
-            pieces_of = await self._piece_maker(prompt, params)
             sender = AnswerSender(
                 connection,
                 address.number,
                 params.n,
-                pieces_of,
+                await self._piece_maker(prompt, params),
                 lambda: [*times, hand_over.transfer] if items else times,
                 partial(self._spans.record, span.context),
             )
@@ -178,7 +165,7 @@ class Generate(Replica):
     async def _piece_maker(self, prompt: ProcessedPrompt, params: SamplingParams) -> PieceMaker:
         """Returns the request's PieceMaker, once its grammar, spellings and token bytes are ready."""
         if params.structured_output is not None:
-            # Compiling can take seconds. On a thread it blocks no stream, and the engine finds the result cached.
+            # Takes up to seconds. On a thread it blocks no stream, and the engine finds the result cached.
             await asyncio.to_thread(self._engine.grammar_compiler.compile, params.structured_output)
         if params.bad_words:
             await asyncio.to_thread(self._spell, params.bad_words)
@@ -194,10 +181,8 @@ class Generate(Replica):
 
     async def _rendered(self, unrendered: UnrenderedPrompt) -> ProcessedPrompt:
         """Raises InvalidRequestError, see `rendered`."""
-        prompt, items, mm_hashes = unrendered.prompt, unrendered.items, unrendered.mm_hashes
-        return await asyncio.get_running_loop().run_in_executor(
-            self._prompt_thread, lambda: rendered(self._prompts, prompt, items, mm_hashes, unrendered.truncation)
-        )
+        parts = unrendered.prompt, unrendered.items, unrendered.mm_hashes, unrendered.truncation
+        return await asyncio.get_running_loop().run_in_executor(self._prompt_thread, rendered, self._prompts, *parts)
 
     async def _find_adapter(self, name: str) -> LoraRequest:
         if self._adapters is None:
@@ -236,9 +221,8 @@ class Generate(Replica):
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Returns the load figures for `deployments/routing/work_scaling.py`."""
-        stats, encoder = self._engine.stats, {}
-        if self._encoder is not None:
-            encoder = await self._encoder.record_autoscaling_stats()
+        stats = self._engine.stats
+        encoder = {} if self._encoder is None else await self._encoder.record_autoscaling_stats()
         num_sequences = stats.num_running + stats.num_waiting
         usage = max(stats.kv_cache_usage, num_sequences / self._max_num_seqs)
         return encoder | {PROMPT_TOKENS: stats.num_lacking_tokens, USAGE: usage, CALLS: self._loop.num_requests}
@@ -248,13 +232,8 @@ class Generate(Replica):
         if self._encoder is not None:
             self._encoder.check_health()
 
-    async def _report_forever(self) -> None:
-        while True:
-            self._metrics.report(self._engine.stats)
-            await asyncio.sleep(_REPORT_SECONDS)
-
 
 def _largest_picture_tokens(items: "ItemProcessor") -> int:
-    """Returns the number of prompt positions of the model's largest image, with the processor's settings."""
+    """Returns the prompt positions of the model's largest image."""
     options = items.rules("image").largest_options
     return len(items.expansion_for_size("image", items.largest_size("image"), options=options).token_ids)

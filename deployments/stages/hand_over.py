@@ -1,12 +1,12 @@
-"""Hands item embeddings from Encode to the language model, each as soon as it is ready.
+"""Hands item embeddings from Encode to the language model, each once it is ready.
 
-The ingress calls Generate while items are still being encoded. Generate gets a reference to each item's embeddings,
-possibly pending, and meanwhile computes the prompt up to the first pending item."""
+The ingress calls Generate while Encode still works. Generate gets a reference to each item's embeddings, possibly
+pending, and meanwhile computes the prompt up to the first pending item."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,65 +26,54 @@ class EmbeddingsLostError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class ItemEmbeddings:
-    """A reference to the PackedTensor of one item. `is_pending`: Encode is still computing it.
-
-    Ray would delay the call for a bare reference, so this object wraps it.
-    """
+    """Wraps a reference to a PackedTensor, for which Ray would delay a call. `is_pending`: Encode is computing it."""
 
     ref: ObjectRef
     is_pending: bool
 
 
+@dataclass(slots=True)
 class HandOver:
-    """Receives the embeddings of one request.
+    """Receives the embeddings of one request. `rendered_at`: wall time when the prompt was ready; no call precedes it.
+    `count_remote_bytes` gets the bytes of each tensor from another node. `stage` copies embeddings to the engine's
+    input memory, on a thread; None: no copy. `transfer`: the slowest transfer of received embeddings."""
 
-    `rendered_at`: wall time when the prompt was ready; no call precedes it. `count_remote_bytes` gets the bytes of each
-    tensor from another node. `stage` copies embeddings to the engine's input memory, on a thread; None: no copy.
-    `transfer`: the slowest transfer among the received embeddings.
-    """
+    items: list[ItemEmbeddings]
+    rendered_at: float
+    count_remote_bytes: Callable[[int], None] = lambda num_bytes: None
+    stage: "Callable[[torch.Tensor], torch.Tensor] | None" = None
+    transfer: StageTime = field(init=False)
 
-    def __init__(
-        self,
-        items: list[ItemEmbeddings],
-        rendered_at: float,
-        count_remote_bytes: Callable[[int], None] = lambda num_bytes: None,
-        stage: "Callable[[torch.Tensor], torch.Tensor] | None" = None,
-    ) -> None:
-        self._items = items
-        self._count_remote_bytes = count_remote_bytes
-        self._stage = stage
-        self._rendered_at = rendered_at
-        self.transfer = StageTime("transfer_embeddings", rendered_at, 0.0, process_name())
+    def __post_init__(self) -> None:
+        self.transfer = StageTime("transfer_embeddings", self.rendered_at, 0.0, process_name())
 
     async def ready(self) -> "list[torch.Tensor | None]":
         """Returns each item's embeddings, (num_embeds, embedding_size), or None while the item is being encoded."""
-        indices = [index for index, item in enumerate(self._items) if not item.is_pending]
+        indices = [index for index, item in enumerate(self.items) if not item.is_pending]
         received = await asyncio.gather(*map(self._receive, indices))
         found = dict(zip(indices, received, strict=True))
-        return [found.get(index) for index in range(len(self._items))]
+        return [found.get(index) for index in range(len(self.items))]
 
     def pending(
         self, set_embeddings: "Callable[[str, int, torch.Tensor], None]"
     ) -> list[Callable[[], Awaitable[Callable[[str], None]]]]:
-        """Returns a coroutine function for each pending item. The coroutine awaits the embeddings and returns a
-        function that hands them to a request in the engine."""
+        """Returns a coroutine function per pending item. It awaits the embeddings and returns their setter."""
 
         async def receive(index: int) -> Callable[[str], None]:
             embeddings = await self._receive(index)
             return lambda request_id: set_embeddings(request_id, index, embeddings)
 
-        return [partial(receive, index) for index, item in enumerate(self._items) if item.is_pending]
+        return [partial(receive, index) for index, item in enumerate(self.items) if item.is_pending]
 
     async def _receive(self, index: int) -> "torch.Tensor":
         try:
-            packed: PackedTensor = await self._items[index].ref
+            packed: PackedTensor = await self.items[index].ref
         except Exception as error:
-            # The ingress gets the original error from its own call of Encode. Chained here, the error would arrive
-            # wrapped.
+            # The ingress gets the error from its own call of Encode. Chained here, this one would arrive wrapped.
             raise EmbeddingsLostError(f"item {index}: {type(error).__name__}") from None
-        sent_at = max(self._rendered_at, packed.packed_at)
+        sent_at = max(self.rendered_at, packed.packed_at)
         if (seconds := time.time() - sent_at) > self.transfer.seconds:
             self.transfer = replace(self.transfer, started_at=sent_at, seconds=seconds)
-        self._count_remote_bytes(packed.num_remote_bytes)
+        self.count_remote_bytes(packed.num_remote_bytes)
         embeddings = packed.unpack()
-        return embeddings if self._stage is None else await asyncio.to_thread(self._stage, embeddings)
+        return embeddings if self.stage is None else await asyncio.to_thread(self.stage, embeddings)

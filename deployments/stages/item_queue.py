@@ -21,8 +21,8 @@ class _Waiting:
 
 
 class ItemQueue:
-    """Runs small items first. The oldest item gets a quarter of the pixels, so a stream of small items cannot starve
-    large ones. Use it on one event loop; `thread` is an executor of one thread."""
+    """Runs small items first. The oldest item gets a quarter of the pixels, so small items cannot starve large ones.
+    Use it on one event loop; `thread` is an executor of one thread."""
 
     def __init__(self, thread: Executor) -> None:
         self._thread = thread
@@ -31,7 +31,6 @@ class ItemQueue:
         self._oldest_may_take = 0.0
 
     def __len__(self) -> int:
-        """Returns the number of queued items."""
         return len(self._waiting)
 
     async def run(self, num_pixels: int, work: Callable[[], ResultT]) -> ResultT:

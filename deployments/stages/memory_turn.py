@@ -1,7 +1,5 @@
-"""Makes processes that share a GPU plan its memory one after the other.
-
-A stage measures the memory of its largest step and the memory that others leave. Two stages that measure at the same
-time would count memory that the other is about to allocate or free."""
+"""Makes processes that share a GPU plan its memory in turn. A stage measures the memory of its largest step and the
+memory that others leave; two at a time would count memory that the other is about to allocate or free."""
 
 import fcntl
 import logging
@@ -19,8 +17,7 @@ _SLOW_SECONDS = 1.0
 
 @contextmanager
 def memory_turn(device: str) -> Iterator[None]:
-    """Wrap a stage's startup in this, from its first allocation on `device` until its memory is planned. Waits for
-    other processes on the same GPU; does nothing on a CPU."""
+    """Wraps a stage's startup until its memory is planned. On a GPU, waits for other processes on the same one."""
     import torch
 
     if torch.device(device).type != "cuda":

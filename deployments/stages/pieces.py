@@ -1,12 +1,14 @@
-"""Converts the engine's outputs into the pieces that travel to the ingress: one for each answer with new tokens."""
+"""Converts the engine's outputs into pieces, one for each answer with new tokens, and sends them to the ingress."""
 
+import codecs
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raylens.deployments.server_log import process_name
-from raylens.deployments.stages.character_starts import CharacterStarts
+from raylens.deployments.wire.piece_connection import PieceConnection
 from raylens.deployments.wire.stage_messages import DECODE, GeneratedText, ScoredToken
 from raylens.preprocess.schema import StageTime
 
@@ -17,9 +19,40 @@ if TYPE_CHECKING:
     from raylens.llm.sampling.logprobs import TokenLogprobs
 
 
+@dataclass(slots=True)
+class AnswerSender:
+    """Sends the answers of one Generate call, `number` at the ingress, piece by piece. `first_times` returns the stage
+    times to send with the first piece. `record` makes spans of each piece's stage times."""
+
+    connection: PieceConnection
+    number: int
+    num_unfinished: int
+    pieces_of: "Callable[[Sequence[RequestOutput]], list[GeneratedText]]"
+    first_times: Callable[[], Sequence[StageTime]] | None
+    record: Callable[[Sequence[StageTime]], None]
+
+    def receive(self, outputs: "list[RequestOutput]") -> bool:
+        """Sends the next pieces. Returns whether all answers ended. Raises an output's error, PiecesLostError."""
+        for output in outputs:
+            if output.error is not None:
+                raise output.error
+        pieces = self.pieces_of(outputs)
+        if self.first_times is not None:
+            pieces[0].times.extend(self.first_times())
+            self.first_times = None
+        known: list[StageTime] = []
+        for piece in pieces:
+            known += piece.times
+            self.num_unfinished -= piece.finish_reason is not None
+        is_last = self.num_unfinished == 0
+        self.connection.send(self.number, pieces, is_last=is_last)
+        if known:
+            self.record(known)  # after sending, off the critical path
+        return is_last
+
+
 class PieceMaker:
-    """Makes the pieces of one request. The ingress has no tokenizer, so this class converts tokens to text and looks up
-    the bytes of named tokens, while the engine computes its next step."""
+    """Makes one request's pieces, with text and tokens' bytes, because the ingress has no tokenizer."""
 
     def __init__(
         self,
@@ -29,8 +62,7 @@ class PieceMaker:
         *,
         includes_stop: bool = False,
     ) -> None:
-        """`first_prompt_token`: set if the client asks for the prompt's tokens by name. `includes_stop`: an answer's
-        text includes its stop token."""
+        """`first_prompt_token`: set if the client asks for the prompt's tokens by name."""
         self._tokenizer = tokenizer
         self._detokenizers: defaultdict[int, Detokenizer] = defaultdict(make_detokenizer)
         self._first_prompt_token = first_prompt_token
@@ -78,8 +110,7 @@ class PieceMaker:
         return [ScoredToken(token_id, self._tokenizer.token_bytes(token_id), None, []), *told]
 
     def _text(self, last: "RequestOutput", token_ids: list[int], *, tells_offsets: bool) -> tuple[str, list[int]]:
-        """Returns the text of the answer's next `token_ids`, up to `last`, and the index of the character in which each
-        token begins."""
+        """Returns the text of the next `token_ids`, up to `last`, and the index of each token's first character."""
         detokenizer = self._detokenizers[last.index]
         told = token_ids[:-1] if last.has_stop_token and not self._includes_stop else token_ids
         text, offsets = "", list[int]()
@@ -95,8 +126,7 @@ class PieceMaker:
         return text, offsets
 
     def _offset(self, index: int, token_id: int) -> int:
-        """Returns the index of the character in which answer `index`'s next token begins. Counts bytes only within an
-        incomplete character."""
+        """Returns the index of the next token's first character. Counts bytes only within an incomplete character."""
         detokenizer, starts, start = self._detokenizers[index], CharacterStarts(), 0
         for one in (*detokenizer.unfinished, token_id):
             start, _ = starts.feed(self._tokenizer.token_bytes(one) if detokenizer.tells(one) else b"")
@@ -108,8 +138,7 @@ class PieceMaker:
 
 
 def _stage_times(last: "RequestOutput", num_tokens: int) -> list[StageTime]:
-    """Returns the stage times of these tokens, the `num_tokens` up to `last`. The token that ends a stage carries the
-    stage's time."""
+    """Returns the times of the stages that ended with one of the `num_tokens` tokens up to `last`."""
     first_index = last.num_output_tokens - num_tokens
     if first_index > 1 and last.finish_reason is None:  # the usual case
         return []
@@ -130,3 +159,28 @@ def _stage_times(last: "RequestOutput", num_tokens: int) -> list[StageTime]:
     if last.finish_reason is not None:
         times.append(between(DECODE, moments.first_token, time.perf_counter()))
     return times
+
+
+class CharacterStarts:
+    """Decodes one text's bytes. `num_chars`: complete characters so far; invalid bytes are replacement characters."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.num_chars = 0
+
+    def feed(self, content: bytes) -> tuple[int, str]:
+        """Returns the index of the next bytes' (`content`) first character, and the text that they complete."""
+        unfinished, _ = self._decoder.getstate()
+        start = self.num_chars + (not _goes_on(unfinished, content))
+        text = self._decoder.decode(content)
+        self.num_chars += len(text)
+        return start, text
+
+
+def _goes_on(unfinished: bytes, content: bytes) -> bool:
+    """Returns whether `content`'s first byte can continue the unfinished character, if any, or else start one."""
+    try:
+        codecs.getincrementaldecoder("utf-8")("strict").decode(unfinished + content[:1])
+    except UnicodeDecodeError:
+        return not unfinished
+    return True

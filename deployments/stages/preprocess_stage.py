@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from raylens.deployments.config import AppConfig
@@ -14,12 +15,15 @@ from raylens.deployments.replica_start import Replica, start_replica
 from raylens.deployments.request_context import RequestContext, in_request
 from raylens.deployments.routing.work_scaling import PendingWork
 from raylens.deployments.server_log import process_name
-from raylens.deployments.stages.free_memory import give_back_free_memory
-from raylens.deployments.stages.garbage_collection import skip_startup_objects
 from raylens.deployments.stages.item_queue import ItemQueue
-from raylens.deployments.stages.niceness import PREPROCESS_NICENESS, give_way_to_answers
 from raylens.deployments.stages.object_contents import received
-from raylens.deployments.stages.torch_setup import set_up_torch
+from raylens.deployments.stages.process_setup import (
+    PREPROCESS_NICENESS,
+    give_back_free_memory,
+    give_way_to_answers,
+    set_up_torch,
+    skip_startup_objects,
+)
 from raylens.deployments.wire.stage_messages import Heartbeat, ItemJob, ServedModel
 from raylens.deployments.wire.tensor_wire import PackedItem, PackedTensor
 from raylens.preprocess.schema import (
@@ -43,17 +47,14 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 PIXELS = "pixels"
-_REPORT_SECONDS = 0.5
 CALL_PIXELS = 100_000
-"""The fixed weight of every call. The smallest image takes 0.7 ms, a 4K JPEG 43 ms, some 6 ns a pixel. The weight is
-negligible beside an image, but makes thousands of small calls count."""
+"""The weight of a call, so that small ones count. A 4K JPEG takes 43 ms (6 ns a pixel), the smallest image 0.7 ms."""
 _LARGE_PIXELS = 2**24
 """Above this size (no photo is larger), returning freed memory to the system is cheap next to the processing."""
 
 
 class Preprocess(Replica):
-    """Runs the model's Hugging Face processor. Items and prompts have a thread each, so a prompt never waits for
-    another request's image. The event loop stays free for heartbeats."""
+    """Runs the model's processor. Prompts have their own thread, so they never wait for another request's image."""
 
     def __init__(self, config: AppConfig) -> None:
         self._spans = start_replica("preprocess", config)
@@ -64,21 +65,19 @@ class Preprocess(Replica):
         self._prompt_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
         self._pending = PendingWork(PIXELS)
         self._metrics = PreprocessMetrics()
-        self._reporter = asyncio.get_running_loop().create_task(self._report_forever())
+        self._report_regularly(self._report)
         skip_startup_objects()
 
     async def process_item(self, job: ItemJob) -> AsyncGenerator[PackedItem | PackedTensor | ItemInfo]:
-        """Yields the item's tensors, or the client's embeddings if it sent embeddings, and the ItemInfo."""
+        """Yields the item's tensors, or the embeddings that the client sent, and the ItemInfo."""
         watch = Stopwatch()
-        # The block ends before the first yield: a generator dropped at a yield would keep counting until it is
-        # collected.
+        # The block ends before the first yield: a generator dropped there would keep counting until it is collected.
         status = "error"
         try:
             with self._pending.call(CALL_PIXELS + job.num_pixels), in_request(job.context):
                 content = await received(job.content)
-                info, tensors = await self._items.run(
-                    CALL_PIXELS + job.num_pixels, lambda: self._process(job, content, watch)
-                )
+                work = partial(self._process, job, content, watch)
+                info, tensors = await self._items.run(CALL_PIXELS + job.num_pixels, work)
             status = "ok"
         finally:
             self._metrics.items_total.inc(modality=job.modality, status=status)
@@ -107,8 +106,7 @@ class Preprocess(Replica):
         context: RequestContext,
         *items: ItemInfo,
     ) -> AsyncGenerator[ProcessedPrompt]:
-        """Yields the result of `PromptRenderer.render`. Each item is a separate argument, so a caller may pass
-        references; Ray makes the call once all of them are resolved."""
+        """Yields the result of `PromptRenderer.render`. Ray resolves references among `items` before the call."""
         prompts = self._processor.prompts
         with in_request(context):
             made = await self._on_prompt_thread(lambda: rendered(prompts, prompt, items, mm_hashes, truncation))
@@ -127,20 +125,16 @@ class Preprocess(Replica):
             return await asyncio.get_running_loop().run_in_executor(self._prompt_thread, work)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns the load figures for `deployments/routing/work_scaling.py`."""
         return self._pending.stats()
 
     async def heartbeat(self) -> Heartbeat:
-        processor = self._processor
-        tool_calls = processor.prompts.tool_calls
-        served = ServedModel(processor.identity, processor.max_model_len, processor.items.modalities, tool_calls)
+        own = self._processor
+        served = ServedModel(own.identity, own.max_model_len, own.items.modalities, own.prompts.tool_calls)
         return Heartbeat(served=served)
 
-    async def _report_forever(self) -> None:
-        while True:
-            self._metrics.pending_pixels.set(self._pending.amount)
-            self._metrics.waiting_items.set(len(self._items))
-            await asyncio.sleep(_REPORT_SECONDS)
+    def _report(self) -> None:
+        self._metrics.pending_pixels.set(self._pending.amount)
+        self._metrics.waiting_items.set(len(self._items))
 
 
 def rendered(
@@ -150,7 +144,7 @@ def rendered(
     mm_hashes: Sequence[str],
     truncation: PromptTruncation | None,
 ) -> ProcessedPrompt:
-    """Returns the result of `PromptRenderer.render`. Also raises InvalidRequestError for a prompt without tokens."""
+    """Like `PromptRenderer.render`, but also raises InvalidRequestError for a prompt without tokens."""
     processed = prompts.render(prompt, items, mm_hashes, truncation=truncation)
     if not processed.prompt_token_ids:
         raise InvalidRequestError("the prompt has no token", field="prompt", code="empty_prompt")
@@ -179,7 +173,7 @@ def load_model_processor(config: AppConfig) -> "MultiModalProcessor":
 
 
 def plugin_choice(config: AppConfig) -> "VisionPluginChoice | None":
-    """Returns the vision plug-in of a text model in the libraries' form, None if not configured."""
+    """Returns the configured vision plug-in in the libraries' form."""
     from raylens.preprocess.vision_plugins.registry import VisionPluginChoice
 
     settings, tower, projector = config.vision_plugin, config.encode.tower, config.encode.projector

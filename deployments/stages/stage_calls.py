@@ -1,20 +1,18 @@
-"""Calls a stage, recovers from dead replicas and lost data, and translates failures to this application's errors.
-
-No module above this one sees Ray's own errors for a replica's death, a lost object or an error of the stage's code."""
+"""Calls a stage, recovers from dead replicas and lost data, and translates Ray's errors to this application's."""
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 from ray.exceptions import ObjectLostError, RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
-from ray.serve.handle import DeploymentResponseGenerator
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from raylens.deployments.metrics.instruments import Counter
-from raylens.deployments.ray_internals.cancelled_calls import cancel_call
+from raylens.deployments.ray_internals.handles import cancel_call
 from raylens.deployments.stages.engine_loop import EngineDiedError
 from raylens.deployments.stages.hand_over import EmbeddingsLostError
 from raylens.deployments.wire.piece_connection import PiecesLostError
@@ -26,16 +24,25 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 ResultT = TypeVar("ResultT")
 InputT = TypeVar("InputT")
-# Errors of a failed call. RayServeException is no RayError; Serve raises it for a missing replica, a full queue, or the
-# failure of a call whose result this call needs.
+# Serve raises RayServeException for a missing replica, a full queue, or the failure of a call that this one needs.
 _CALL_ERRORS = (RayError, RayServeException)
-# The data behind a reference is lost: its node is gone, or the replica that computed it failed.
-_LOSSES = (ObjectLostError, EmbeddingsLostError)
-# A replica that raises these cannot continue; another one can take its calls.
-_ENDS = (EngineDiedError, PiecesLostError)
+_LOSSES = (ObjectLostError, EmbeddingsLostError)  # the node or the replica with the data is gone
+_ENDS = (EngineDiedError, PiecesLostError)  # the replica cannot continue; another one can take its calls
 MAX_ATTEMPTS = 4
 
 Remedy = Callable[[], Awaitable[None]]
+
+
+class StageHandles(NamedTuple):
+    """One model's stages. `encoders`: by name (`encode`, `generate`, or both); of equals the first is used. While the
+    application is built, deployments stand in for their handles."""
+
+    preprocess: DeploymentHandle[Any]
+    generate: DeploymentHandle[Any]
+    encoders: Mapping[str, DeploymentHandle[Any]]
+
+    def all(self) -> list[DeploymentHandle[Any]]:
+        return [self.preprocess, self.generate, *self.encoders.values()]
 
 
 class Stream(Protocol):
@@ -58,15 +65,22 @@ class StageFailedError(StageError):
 
 
 class PlugInFailedError(StageFailedError):
-    """A plug-in failed in the stage. Clients see the message."""
+    """A vision plug-in failed. Clients see the message."""
 
 
 class AdapterFailedError(StageFailedError):
-    """A LoRA adapter cannot be served. Clients see the message, which states the reason."""
+    """A LoRA adapter cannot be served. Clients see the message."""
 
 
 class ChatTemplateFailedError(StageFailedError):
-    """The model's chat template failed in the stage. Clients see the message."""
+    """The model's chat template failed. Clients see the message."""
+
+
+_SHOWN = {
+    VisionPluginError: PlugInFailedError,
+    LoraError: AdapterFailedError,
+    ChatTemplateError: ChatTemplateFailedError,
+}
 
 
 class StageUnavailableError(StageError):
@@ -74,8 +88,7 @@ class StageUnavailableError(StageError):
 
 
 class StageCalls:
-    """Calls the stages. `items_recomputed` counts retries. `on_reply(stage)` runs whenever a stage answers, as a sign
-    of life."""
+    """`items_recomputed` counts retries. `on_reply(stage)` runs whenever a stage answers, as a sign of life."""
 
     def __init__(self, items_recomputed: Counter, on_reply: Callable[[str], None] = lambda stage: None) -> None:
         self._items_recomputed = items_recomputed
@@ -84,10 +97,8 @@ class StageCalls:
     async def send(
         self, stage: str, call: Callable[[], Awaitable[ResultT]], make_lost_again: Remedy | None = None
     ) -> ResultT:
-        """Awaits `call()` and retries it if that can help. Raises InvalidRequestError or a StageError.
-
-        `make_lost_again` recomputes the call's input data. Without it, a call with lost data fails.
-        """
+        """Awaits `call()` and retries it if that can help. `make_lost_again` recomputes the call's input data; without
+        it, a call with lost data fails. Raises InvalidRequestError or a StageError."""
         attempt = 0
         while True:
             try:
@@ -101,8 +112,7 @@ class StageCalls:
                 return result
 
     async def stream(self, stage: str, call: Callable[[], Stream], make_lost_again: Remedy) -> AsyncGenerator[Any]:
-        """Yields the stream of `call()`. Recovers like `send` until the first object arrives; a later failure is final.
-        Closing the stream cancels the call."""
+        """Yields the stream of `call()`. Recovers like `send` until its first object. Closing it cancels the call."""
         attempt = 0
         while True:
             has_started = False
@@ -125,11 +135,8 @@ class StageCalls:
                 raise
 
     async def _recover(self, error: Exception, stage: str, attempt: int, make_lost_again: Remedy | None) -> None:
-        """Returns if the call can be retried, else raises `error` as one of this application's errors.
-
-        After a replica's death, another replica takes the call after a pause. After a loss of data, `make_lost_again`
-        recomputes it first. A stage's own error is final: a retry would fail in the same way.
-        """
+        """Returns if the call can be retried, else raises `error` as one of this application's. After a replica's
+        death, another takes the call after a pause. Lost data is recomputed first. A stage's own error is final."""
         cause = _cause(error)
         is_lost = isinstance(cause, _LOSSES)
         has_died = not _is_own(error) or isinstance(cause, _ENDS)
@@ -150,11 +157,9 @@ async def with_pending(
     finished: Callable[[], Awaitable[Any]],
     call: Callable[[InputT], Awaitable[ResultT]],
 ) -> ResultT:
-    """Returns the result of `call(await inputs())`, whose inputs may be references to pending data.
-
-    `finished` waits until all inputs are computed. Its error takes precedence over the call's error, which may only be
-    a consequence. If inputs were recomputed meanwhile after a replica's death, the call is made again.
-    """
+    """Returns the result of `call(await inputs())`, whose inputs may be references to pending data. Repeats the call if
+    inputs were recomputed meanwhile, after a replica's death. `finished` waits until all inputs are computed; its error
+    takes precedence over the call's error, which may only be a consequence."""
     while True:
         given = await inputs()
         work = asyncio.ensure_future(call(given))
@@ -173,14 +178,12 @@ async def with_pending(
 
 
 def has_result(task: "asyncio.Future[Any]") -> bool:
-    """Returns whether the task succeeded."""
     return task.done() and not task.cancelled() and task.exception() is None
 
 
 @contextlib.contextmanager
 def _own_cancellation_only() -> Iterator[None]:
-    """Wraps the wait for a call. Ray Serve raises CancelledError also when the call's replica has died. Unless this
-    task itself was cancelled, this raises TaskCancelledError instead, one of _CALL_ERRORS."""
+    """Raises TaskCancelledError, a _CALL_ERROR, if this task was not cancelled: the call's replica has died."""
     try:
         yield
     except asyncio.CancelledError:
@@ -206,12 +209,10 @@ def _is_own(error: Exception) -> bool:
 
 def _cause(error: BaseException) -> BaseException:
     """Returns the exception inside Ray's wrapping: the stage's own, or that of a call whose result this call needs."""
-    cause: BaseException | None = None
-    if isinstance(error, RayTaskError):
-        cause = error.cause
-    elif isinstance(error, RayServeException):
+    cause: BaseException | None = error.cause if isinstance(error, RayTaskError) else None
+    if isinstance(error, RayServeException):
         cause = error.__cause__
-    return error if cause is None else cause
+    return cause or error
 
 
 def _raise_translated(error: Exception, stage: str) -> NoReturn:
@@ -227,12 +228,9 @@ def _translated(error: Exception, stage: str) -> Exception:
         return cause
     if isinstance(cause, _LOSSES):
         return StageUnavailableError(stage, f"an item for the {stage} stage is lost")
-    if isinstance(cause, VisionPluginError):
-        return PlugInFailedError(stage, str(cause))
-    if isinstance(cause, LoraError):
-        return AdapterFailedError(stage, str(cause))
-    if isinstance(cause, ChatTemplateError):
-        return ChatTemplateFailedError(stage, str(cause))
+    for kind, shown in _SHOWN.items():
+        if isinstance(cause, kind):
+            return shown(stage, str(cause))
     if _is_own(error) and not isinstance(cause, _ENDS):
         return StageFailedError(stage, f"the {stage} stage failed")
     return StageUnavailableError(stage, f"the {stage} stage is not available")

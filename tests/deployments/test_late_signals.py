@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from raylens.deployments.cluster.late_signals import signals_later
+from raylens.deployments.cluster.ray_session import signals_later
 from tests.signal_handlers import handled
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raylens.deployments.load_progress import LoadProgress
+from raylens.deployments.launch.app_lifetime import LoadProgress
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
 QUIET_SECONDS = 1.0

@@ -25,7 +25,7 @@ HOLD_THE_LOCK = "import re; re.match('(a+)+$', 'a' * 40 + 'b')"
 def test_a_process_whose_loop_stands_still_says_where_and_ends(stuck_in: str) -> None:
     program = f"""
         import asyncio
-        from raylens.deployments.loop_watchdog import end_when_stuck
+        from raylens.deployments.replica_start import end_when_stuck
 
         async def stand_still():
             {stuck_in}

@@ -21,7 +21,7 @@ def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def named(*arguments: str) -> RunningServer:
     parser = argparse.ArgumentParser()
-    add_server_options(parser, whose_key="an admin's")
+    add_server_options(parser)
     return RunningServer.named_by(parser.parse_args(arguments))
 
 

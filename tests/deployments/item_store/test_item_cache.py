@@ -11,7 +11,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from raylens.deployments.config import AppConfig
-from raylens.deployments.stages.niceness import ENCODER_NICENESS, PREPROCESS_NICENESS
+from raylens.deployments.stages.process_setup import ENCODER_NICENESS, PREPROCESS_NICENESS
 from tests.metric_values import LATENESS_SECONDS
 from tests.pictures import disc, encoded, user_message
 from tests.replicas import proxy_pids, replica_pids

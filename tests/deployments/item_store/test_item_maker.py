@@ -15,8 +15,7 @@ from raylens.deployments.item_store.item_maker import ItemMaker
 from raylens.deployments.item_store.item_states import ContentMissingError, ItemOrder, ItemTrace, MadeItem, StoredItem
 from raylens.deployments.metrics.definitions import ItemMetrics
 from raylens.deployments.request_context import RequestContext
-from raylens.deployments.stages.stage_calls import StageCalls, StageUnavailableError
-from raylens.deployments.stages.stage_handles import StageHandles
+from raylens.deployments.stages.stage_calls import StageCalls, StageHandles, StageUnavailableError
 from raylens.deployments.tracing.spans import Spans
 from raylens.preprocess.schema import InvalidRequestError, StageTime
 from tests.deployments.pipeline.stand_in_stages import Fate, StandInStages, lost, stage_error

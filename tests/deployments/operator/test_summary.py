@@ -7,9 +7,8 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from raylens.deployments.metrics.instruments import PREFIX
 from raylens.deployments.operator.metrics_page import Labels, MetricsPage
-from raylens.deployments.operator.recent_pages import RecentPages
 from raylens.deployments.operator.snapshot import Budget, KeyUse, Snapshot, Stage
-from raylens.deployments.operator.summarize import summarize
+from raylens.deployments.operator.summarize import RecentPages, summarize
 from tests.defined_metrics import defined, exported_names
 from tests.metric_pages import START, Series, histogram, page
 
@@ -113,7 +112,7 @@ def test_replicas_tell_of_their_engines() -> None:
 
 def test_caches_have_hits_of_the_window_and_their_size() -> None:
     items, embeddings, prefixes = seen(later(mm_queries=4, mm_hits=1, prefix_queries=300, prefix_hits=200)).caches
-    assert (items.queries, items.hits, items.hit_ratio, items.queries_per_s, items.evictions) == (14, 1, 0.25, 2, 2)
+    assert (items.hit_ratio, items.queries_per_s, items.evictions) == (0.25, 2, 2)
     assert (items.num_bytes, items.capacity_bytes, items.usage) == (2**20, 2**22, 0.25)
     assert (embeddings.hit_ratio, embeddings.usage) == (None, 0.5)
     assert prefixes.hit_ratio == pytest.approx(2 / 3)

@@ -19,8 +19,7 @@ from raylens.deployments.pipeline.pipeline import Pipeline
 from raylens.deployments.pipeline.pipeline_request import PipelineRequest
 from raylens.deployments.pipeline.turns import Turns
 from raylens.deployments.stages.hand_over import EmbeddingsLostError, ItemEmbeddings
-from raylens.deployments.stages.stage_calls import StageCalls
-from raylens.deployments.stages.stage_handles import StageHandles
+from raylens.deployments.stages.stage_calls import StageCalls, StageHandles
 from raylens.deployments.tracing.spans import Spans
 from raylens.deployments.wire.piece_connection import PieceAddress, PieceConnections
 from raylens.deployments.wire.stage_messages import EmbeddingInfo, GeneratedText

@@ -17,7 +17,7 @@ from raylens.deployments.metrics.definitions import IngressMetrics, ItemMetrics
 from raylens.deployments.pipeline.media_items import MediaItems
 from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.deployments.pipeline.pipeline_request import PipelineRequest
-from raylens.deployments.stages.stage_handles import StageHandles
+from raylens.deployments.stages.stage_calls import StageHandles
 from raylens.deployments.tracing.spans import Spans
 from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.data_url import data_url

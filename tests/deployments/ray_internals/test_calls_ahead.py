@@ -10,7 +10,7 @@ from ray.serve._private.common import RequestMetadata
 from ray.serve._private.replica_result import ActorReplicaResult
 from ray.serve.request_router import PendingRequest
 
-from raylens.deployments.ray_internals.calls_ahead import NOT_ASKED, CallAhead, ReplicaForCallsAhead
+from raylens.deployments.ray_internals.choosing_router import NOT_ASKED, CallAhead, ReplicaForCallsAhead
 
 REF = ObjectRef(b"x" * 28)
 

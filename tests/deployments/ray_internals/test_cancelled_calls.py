@@ -9,8 +9,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from raylens.deployments.launch.app_lifetime import end_app
-from raylens.deployments.ray_internals.cancelled_calls import cancel_call
-from raylens.deployments.ray_internals.routing_loop import route_on_this_loop
+from raylens.deployments.ray_internals.handles import cancel_call, route_on_this_loop
 
 TIMEOUT = 30.0
 

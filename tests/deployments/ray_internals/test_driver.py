@@ -8,9 +8,8 @@ from ray._private import node, services, utils, worker
 from ray.job_config import JobConfig
 from ray.serve._private.router import SingletonThreadRouter
 
-from raylens.deployments.ray_internals.driver_imports import DriverJob
+from raylens.deployments.ray_internals.driver import driver_job, own_sigterm_handler
 from raylens.deployments.ray_internals.one_machine import OneMachineNode, OwnGroupPopen, one_machine
-from raylens.deployments.ray_internals.sigterm_handler import own_sigterm_handler
 from tests.signal_handlers import handled
 
 
@@ -29,7 +28,7 @@ def test_serve_keeps_the_router_s_loop_where_it_is_looked_for() -> None:
 
 
 def test_a_driver_s_folders_do_not_reach_its_workers() -> None:
-    for job, sent in ((JobConfig(), ["/here"]), (DriverJob(), [])):
+    for job, sent in ((JobConfig(), ["/here"]), (driver_job(), [])):
         job._py_driver_sys_path.extend(["/here"])  # as Ray does
         assert list(job._get_proto_job_config().py_driver_sys_path) == sent
     assert "job_config._py_driver_sys_path.extend(" in inspect.getsource(worker.connect)

@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from raylens.deployments.ray_internals import environment
-from raylens.deployments.ray_internals.driver_metrics import WITHOUT_METRICS, no_driver_metrics
+from raylens.deployments.ray_internals.driver import WITHOUT_METRICS, no_driver_metrics
 from raylens.deployments.ray_internals.haproxy_config import haproxy_variables
 
 ROOT = Path(ray.__file__).parent

@@ -15,11 +15,8 @@ from ray.serve.config import AutoscalingConfig
 from ray.serve.handle import DeploymentHandle
 
 from raylens.deployments.launch.app_lifetime import end_app
-from raylens.deployments.ray_internals.ended_processes import _VITAL, ended_vital_process
-from raylens.deployments.ray_internals.grpc_calls import by_grpc
-from raylens.deployments.ray_internals.pending_objects import objects_of
-from raylens.deployments.ray_internals.routing_loop import route_on_this_loop
-from raylens.deployments.ray_internals.running_replicas import has_running_replica
+from raylens.deployments.ray_internals.driver import _VITAL, ended_vital_process
+from raylens.deployments.ray_internals.handles import by_grpc, has_running_replica, objects_of, route_on_this_loop
 from raylens.deployments.ray_internals.serve_client import begin_deletion, running_http_options
 from raylens.deployments.session_folder import session_folder
 from tests.replicas import children

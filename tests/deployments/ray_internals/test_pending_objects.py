@@ -9,7 +9,7 @@ import pytest
 import ray
 from ray.exceptions import RayError
 
-from raylens.deployments.ray_internals.pending_objects import objects_of
+from raylens.deployments.ray_internals.handles import objects_of
 
 
 def ignore(*refs: Any) -> None:

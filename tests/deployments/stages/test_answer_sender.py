@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from raylens.deployments.stages.answer_sender import AnswerSender
 from raylens.deployments.stages.engine_loop import EngineLoop
+from raylens.deployments.stages.pieces import AnswerSender
 from raylens.deployments.wire.piece_connection import PieceConnections, PiecesLostError
 from raylens.deployments.wire.piece_messages import SentPieces, read_message
 from raylens.deployments.wire.private_port import PrivatePort, Reader, Writer

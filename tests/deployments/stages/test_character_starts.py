@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylens.deployments.stages.character_starts import CharacterStarts
+from raylens.deployments.stages.pieces import CharacterStarts
 
 
 @given(text=st.text("ab é日😀\N{REPLACEMENT CHARACTER}", max_size=12), cuts=st.sets(st.integers(0, 48)))

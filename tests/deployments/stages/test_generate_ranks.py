@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raylens.deployments.config import GenerateConfig
 from raylens.deployments.stages.generate_ranks import RankActors, meeting_hosts
-from raylens.deployments.stages.torch_setup import set_up_torch
+from raylens.deployments.stages.process_setup import set_up_torch
 from tests.replicas import worker_pids
 
 pytestmark = pytest.mark.usefixtures("ray_port")

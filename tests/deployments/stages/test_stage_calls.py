@@ -8,7 +8,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostErro
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 
 from raylens.deployments.metrics.instruments import Counter
-from raylens.deployments.ray_internals.pending_objects import objects_of
+from raylens.deployments.ray_internals.handles import objects_of
 from raylens.deployments.stages.engine_loop import EngineDiedError
 from raylens.deployments.stages.stage_calls import (
     StageCalls,
