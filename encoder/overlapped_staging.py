@@ -4,7 +4,6 @@ the previous batch's embeddings are downloaded."""
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate
-from typing import Protocol
 
 import torch
 
@@ -15,26 +14,9 @@ _ALIGNMENT = 64
 """The alignment in bytes of each tensor, a multiple of every dtype's size."""
 
 
-class Transfers(Protocol):
-    """The operations of a device: uploads, computation and downloads, possibly concurrent."""
-
-    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Returns uninitialised host memory for asynchronous copies."""
-
-    def upload(self, host: torch.Tensor) -> torch.Tensor:
-        """Returns a copy on the device, for computations launched later. The caller may drop `host`, but not change
-        it."""
-
-    def compute(self) -> AbstractContextManager[object]:
-        """Returns a context. Work launched in it runs after all work of earlier contexts."""
-
-    def download(self, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], object]:
-        """Copies each source of `copies`, (source, target), to its target in `pinned` memory, after all computation
-        launched so far. Returns a function that waits for the copies."""
-
-
 class CudaTransfers:
-    """Transfers on CUDA streams of its own, so that other code in the process may use the GPU, too.
+    """Uploads, computation and downloads on CUDA streams of its own, so that other code in the process may use the GPU,
+    too.
 
     Pinned memory comes from PyTorch's allocator, which reuses a dropped tensor's memory once no copy uses it."""
 
@@ -48,9 +30,12 @@ class CudaTransfers:
         torch.cuda.synchronize(device)
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Returns uninitialised host memory for asynchronous copies."""
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def upload(self, host: torch.Tensor) -> torch.Tensor:
+        """Returns a copy on the device, for computations launched later. The caller may drop `host`, but not change
+        it."""
         with torch.cuda.stream(self._uploads):
             copy = host.to(self._device, non_blocking=True)
         self._computation.wait_stream(self._uploads)
@@ -59,9 +44,12 @@ class CudaTransfers:
         return copy
 
     def compute(self) -> AbstractContextManager[object]:
+        """Returns a context. Work launched in it runs after all work of earlier contexts."""
         return torch.cuda.stream(self._computation)
 
     def download(self, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], object]:
+        """Copies each source of `copies`, (source, target), to its target in `pinned` memory, after all computation
+        launched so far. Returns a function that waits for the copies."""
         # A blocking event, because a busy wait would take a core from other threads.
         done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         self._downloads.wait_stream(self._computation)
@@ -80,7 +68,7 @@ class OverlappedStaging:
 
     look_ahead = 1
 
-    def __init__(self, transfers: Transfers) -> None:
+    def __init__(self, transfers: CudaTransfers) -> None:
         self._transfers = transfers
 
     def run(self, encode: Encode, items: Sequence[ItemTensors], on_host: frozenset[str]) -> list[PendingEmbeddings]:

@@ -9,13 +9,13 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from raylens.modeling.cuda_graphs import NotRecordableError
+from raylens.modeling.cuda_graphs import CudaCapture, NotRecordableError
 
 logger = logging.getLogger(__name__)
 
@@ -23,15 +23,6 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 """The numbers of tiles that may have a graph."""
 
 Replay = Callable[[], Any]
-
-
-class Capture(Protocol):
-    """Records a function and returns its replay, see `modeling/cuda_graphs.py`. `num_bytes`: the memory of all
-    replays."""
-
-    num_bytes: int
-
-    def __call__(self, function: Replay) -> Replay: ...
 
 
 @dataclass(slots=True)
@@ -48,7 +39,7 @@ class TowerGraphs:
     The tower's outputs are valid until its next call. The caller must read them on the same stream before that, as a
     projector does."""
 
-    def __init__(self, tower: nn.Module, capture: Capture, *, max_bytes: int) -> None:
+    def __init__(self, tower: nn.Module, capture: CudaCapture, *, max_bytes: int) -> None:
         """`max_bytes`: once the graphs take as much, no more are recorded, and other batches run without graphs."""
         self.max_bytes = max_bytes
         self._eager: Callable[..., Any] = tower.forward

@@ -56,7 +56,6 @@ _PROJECTOR = ("model.multi_modal_projector", "model.image_newline")
 
 LLAVA_NEXT = VisionFamily(
     whole="LlavaNextForConditionalGeneration",
-    tower="model.vision_tower",
     projector=_PROJECTOR,
     modalities={
         "image": VisionModality(
@@ -67,7 +66,6 @@ LLAVA_NEXT = VisionFamily(
 )
 LLAVA_ONEVISION = VisionFamily(
     whole="LlavaOnevisionForConditionalGeneration",
-    tower="model.vision_tower",
     projector=_PROJECTOR,
     modalities={
         "image": VisionModality(

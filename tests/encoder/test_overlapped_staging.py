@@ -17,7 +17,7 @@ from transformers import LlavaForConditionalGeneration
 from raylens.encoder.accelerator import make_graphs, make_staging
 from raylens.encoder.config import EncoderConfig, PartConfig
 from raylens.encoder.engine import EncoderEngine
-from raylens.encoder.overlapped_staging import OverlappedStaging
+from raylens.encoder.overlapped_staging import CudaTransfers, OverlappedStaging
 from raylens.encoder.schema import EncodeOutput
 from raylens.encoder.staging import DirectStaging, Encode, PendingEmbeddings
 from raylens.encoder.tower_graphs import TowerGraphs
@@ -31,7 +31,7 @@ Copies = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass
-class LateTransfers:
+class LateTransfers(CudaTransfers):
     """Stands in for CUDA: uploads when the computation needs them, downloads when somebody waits for them, and fresh
     memory is full of what does not belong there."""
 
