@@ -18,8 +18,8 @@ import torch
 
 from benchmarks.document import publish, save, this_machine
 from benchmarks.gpu_limits import chosen_device, device_name, device_parser
-from benchmarks.large_checkpoint import LANGUAGE_LAYERS, make_large_checkpoint
-from benchmarks.preprocess import photograph
+from benchmarks.pictures import photograph
+from benchmarks.random_checkpoint import LANGUAGE_LAYERS, make_large_checkpoint
 from benchmarks.text_under_pictures import app_config, arrivals, capacity, run_load, shown
 from raylens.deployments.config import AppConfig
 from raylens.deployments.launch.local_cluster import free_port, running_app

@@ -18,9 +18,7 @@ Afterwards the benchmark lists the server's listening ports, and its sockets tha
 The last line is one JSON document.
 """
 
-import argparse
 import http.client
-import io
 import json
 import multiprocessing
 import os
@@ -29,7 +27,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -41,12 +39,12 @@ from urllib.parse import urlsplit
 from PIL import Image
 
 from benchmarks.attacks import ATTACKS, CHAT, CONTROL, Attack, Target
-from benchmarks.document import publish, this_machine
+from benchmarks.document import at_most, make_parser, publish, this_machine
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.deployments.config import AppConfig
-from raylens.deployments.launch.demo import picture_part
 from raylens.deployments.launch.local_cluster import APP_NAME, free_port, running_app
 from tests.listening import listeners, sockets_open_to_nobody, undocumented
+from tests.pictures import encoded, user_message
 from tests.replicas import proxy_pids, replica_pids
 
 if TYPE_CHECKING:
@@ -58,7 +56,6 @@ TARGET_SECONDS = 0.1
 # This attack takes every connection; a new client waits until one is dropped.
 TARGETS = {"4200 half headers": 1.0}
 MAX_GROWTH_MB = 1500.0
-NUM_ROUNDS = 3
 NUM_NEIGHBOUR_TOKENS = 64
 SHARD = "Shared-0"
 MAX_DESCRIPTORS = 2000
@@ -69,8 +66,7 @@ MOST = ("growth_mb", "preprocess_growth_mb", "most_descriptors")
 
 def ask_for_health(url: str, started: Event, stop: Event, times: Any) -> None:
     started.set()
-    to = urlsplit(url)
-    connection = http.client.HTTPConnection(to.hostname or "", to.port, timeout=30)
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
     while not stop.wait(0.02):
         asked_at = time.perf_counter()
         connection.request("GET", "/health")
@@ -82,15 +78,12 @@ def ask_for_health(url: str, started: Event, stop: Event, times: Any) -> None:
 def ask_as_a_neighbour(url: str, started: Event, stop: Event, times: Any) -> None:
     """Measures seconds of whole streamed answers, each about another small picture."""
     started.set()
-    to = urlsplit(url)
     while not stop.wait(0.1):
-        buffer = io.BytesIO()
-        Image.effect_noise((96, 96), 50).convert("RGB").save(buffer, "PNG")
-        content = [picture_part(buffer.getvalue()), {"type": "text", "text": "Hello"}]
-        body = {"model": "shapes", "messages": [{"role": "user", "content": content}], "stream": True}
+        message = user_message("Hello", encoded(Image.effect_noise((96, 96), 50).convert("RGB")))
+        body = {"model": "shapes", "messages": [message], "stream": True}
         body |= {"max_tokens": NUM_NEIGHBOUR_TOKENS, "ignore_eos": True}
         asked_at = time.perf_counter()
-        with closing(http.client.HTTPConnection(to.hostname or "", to.port, timeout=60)) as connection:
+        with closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)) as connection:
             connection.request("POST", CHAT, json.dumps(body), {"Content-Type": "application/json"})
             response = connection.getresponse()
             is_whole = response.read().rstrip().endswith(b"[DONE]")
@@ -139,27 +132,27 @@ def reading_server() -> str:
     return f"http://127.0.0.1:{server.server_port}"
 
 
-def resident_megabytes(pids: Iterable[int]) -> dict[int, float]:
-    """Returns resident megabytes by process, without ended ones, such as replicas that were scaled down."""
+def by_process(pids: Iterable[int], figure: Callable[[Path], float]) -> dict[int, float]:
+    """Returns a figure of each process's folder in /proc, without ended ones, such as replicas that were scaled
+    down."""
     found = {}
     for pid in pids:
         with suppress(FileNotFoundError, ProcessLookupError):
-            found[pid] = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 1e6
+            found[pid] = figure(Path(f"/proc/{pid}"))
     return found
+
+
+def resident_megabytes(pids: Iterable[int]) -> dict[int, float]:
+    return by_process(pids, lambda folder: int((folder / "statm").read_text().split()[1]) * 4096 / 1e6)
+
+
+def num_descriptors(folder: Path) -> int:
+    return len(list((folder / "fd").iterdir()))
 
 
 def growth_megabytes(before: dict[int, float]) -> float:
     """Returns the growth of the processes that still run."""
     return sum(megabytes - before[pid] for pid, megabytes in resident_megabytes(before).items())
-
-
-def num_descriptors(pids: Iterable[int]) -> int:
-    """Returns the maximum over the processes."""
-    found = [0]
-    for pid in pids:
-        with suppress(FileNotFoundError, ProcessLookupError):
-            found.append(len(os.listdir(f"/proc/{pid}/fd")))
-    return max(found)
 
 
 def speaking_ports() -> tuple[list[int], list[int]]:
@@ -201,7 +194,7 @@ def measure(url: str, target: Target, attack: Attack | None) -> dict[str, float]
         front = resident_megabytes([*replica_pids("Ingress"), *proxy_pids()])
         preprocess = resident_megabytes(replica_pids("Preprocess"))
         listening = [*replica_pids("Ingress"), *replica_pids(SHARD)]
-        growth, descriptors = 0.0, 0
+        growth = descriptors = 0.0
 
         def start(target: Any, *arguments: Any) -> Any:
             started = context.Event()
@@ -216,7 +209,7 @@ def measure(url: str, target: Target, attack: Attack | None) -> dict[str, float]
         deadline = time.monotonic() + SECONDS
         while time.monotonic() < deadline:
             growth = max(growth, growth_megabytes(front))
-            descriptors = max(descriptors, num_descriptors(listening))
+            descriptors = max(descriptors, *by_process(listening, num_descriptors).values())
             time.sleep(0.05)
         stop.set()
         for process in asking:
@@ -249,12 +242,10 @@ def summary(rounds: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def _checks(name: str, found: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    slowest, growth, target = found["slowest_seconds"], found["growth_mb"], TARGETS.get(name, TARGET_SECONDS)
-    most = found["most_descriptors"]
     return {
-        f"health, {name}": {"value": slowest, "target": target, "ok": slowest < target},
-        f"memory, {name}": {"value": growth, "target": MAX_GROWTH_MB, "ok": growth < MAX_GROWTH_MB},
-        f"descriptors, {name}": {"value": most, "target": MAX_DESCRIPTORS, "ok": most < MAX_DESCRIPTORS},
+        f"health, {name}": at_most(found["slowest_seconds"], TARGETS.get(name, TARGET_SECONDS)),
+        f"memory, {name}": at_most(found["growth_mb"], MAX_GROWTH_MB),
+        f"descriptors, {name}": at_most(found["most_descriptors"], MAX_DESCRIPTORS),
     }
 
 
@@ -269,10 +260,8 @@ def open_doors() -> dict[str, list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="also write the document to this file")
+    parser = make_parser(__doc__, rounds=3)
     parser.add_argument("--only", nargs="*", choices=list(ATTACKS), default=list(ATTACKS), help="which attacks")
-    parser.add_argument("--rounds", type=int, default=NUM_ROUNDS, help="of all attacks; default: %(default)s")
     args = parser.parse_args()
     config = AppConfig.model_validate(
         {"model": str(BUNDLED_MODEL), "media": {"fetch": {"allow_private_addresses": True}}}

@@ -3,39 +3,36 @@
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
-from benchmarks.event_stream import events_of, text_of
-from benchmarks.open_loop_client import Sending, Stream, run_streams
-from benchmarks.streaming_client import Content
+from benchmarks.streaming_client import Content, Sending, Stream, events_of, run_streams, text_of
 
-MarkT = TypeVar("MarkT")
+Mark = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class ParallelAnswers(Generic[MarkT]):
+class ParallelAnswers:
     """The pieces received while all streams ran: from `begin`, the first text of the last stream to start, to `end`,
     the last text of the first stream to finish. `seconds`: this duration. `gaps`: seconds between pieces of text of the
     same stream; data received at once is one piece. `num_tokens`: all streams' tokens of this duration, by their share
     of the text."""
 
-    begin: MarkT
-    end: MarkT
+    begin: Mark
+    end: Mark
     seconds: float
     gaps: list[float]
     num_pieces: int
     num_tokens: float
 
 
-class Marks(Generic[MarkT]):
+class Marks:
     """Calls a function when the last stream begins, and when the first stream ends."""
 
-    def __init__(self, num_streams: int, at_mark: Callable[[], MarkT]) -> None:
+    def __init__(self, num_streams: int, at_mark: Callable[[], Mark]) -> None:
         self._num_streams = num_streams
         self._at_mark = at_mark
         self._begun: set[int] = set()
-        self.begin: tuple[float, MarkT] | None = None
-        self.end: tuple[float, MarkT] | None = None
+        self.begin: tuple[float, Mark] | None = None
+        self.end: tuple[float, Mark] | None = None
 
     def on_data(self, stream: Stream) -> None:
         moment, data = stream.received[-1]
@@ -48,8 +45,8 @@ class Marks(Generic[MarkT]):
 
 
 def stream_together(
-    url: str, model: str, contents: Sequence[Content], num_tokens: int, at_mark: Callable[[], MarkT]
-) -> ParallelAnswers[MarkT]:
+    url: str, model: str, contents: Sequence[Content], num_tokens: int, at_mark: Callable[[], Mark]
+) -> ParallelAnswers:
     """Streams greedy answers of exactly `num_tokens` tokens concurrently. Calls `at_mark` at the begin and at the end
     of the time in which all of them run. Raises RuntimeError if there is no such time, or for a wrong answer."""
     marks = Marks(len(contents), at_mark)

@@ -16,28 +16,22 @@ Engines have one thread, because the ingress and the client use the second core.
 and `generate_beside_engine_ms` isolate a token's path through the server. The last line is one JSON document.
 """
 
-import argparse
 import itertools
-import json
 import statistics
-import sys
 import tempfile
-import urllib.request
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 
-from benchmarks.document import at_most, publish, this_machine
+from benchmarks.answers import add_requests, run_to_end
+from benchmarks.document import at_most, make_parser, publish, this_machine
 from benchmarks.parallel_streams import stream_together
 from benchmarks.random_checkpoint import make_checkpoint
-from benchmarks.server_process import IMPORT_PATH, Server, cpu_seconds, replica_of, running_serve, thread_cpu_seconds
-from benchmarks.streaming_client import Content
+from benchmarks.server_process import Server, cpu_seconds, replica_of, running_serve, thread_cpu_seconds
+from benchmarks.streaming_client import Content, ask
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
-from raylens.llm.sampling.params import SamplingParams
-from raylens.preprocess.schema import ProcessedPrompt
 from tests.metric_values import exported
 
 MODEL = "random"
@@ -59,27 +53,11 @@ def new_text() -> Content:
     return [{"type": "text", "text": f"Number {next(_numbers)}: what is in the picture, and what is not?"}]
 
 
-@dataclass(frozen=True, slots=True)
-class StepCounts:
-    """A server's engine steps: their total seconds and their number."""
-
-    seconds: float
-    number: float
-
-    @classmethod
-    def of(cls, url: str) -> Self:
-        return cls(exported(url, "engine_step_seconds"), exported(url, "engine_steps"))
-
-    def mean_since(self, before: "StepCounts") -> float:
-        """Returns the mean step in milliseconds."""
-        return (self.seconds - before.seconds) / (self.number - before.number) * 1e3
-
-
 class Served:
     def __init__(self, url: str, server: Server) -> None:
         self.url = url
         self._ingress, self._generate = (replica_of(server, name) for name in ("Ingress", "Generate"))
-        self._steps = StepCounts.of(url)
+        self._steps = self._count_steps()
 
     def answer(self, num_streams: int, num_tokens: int) -> Figures:
         contents = [new_text() for _ in range(num_streams)]
@@ -99,8 +77,12 @@ class Served:
 
     def step(self) -> float:
         """Returns the mean step since the last call, in milliseconds."""
-        before, self._steps = self._steps, StepCounts.of(self.url)
-        return self._steps.mean_since(before)
+        (seconds, number), self._steps = self._steps, self._count_steps()
+        return (self._steps[0] - seconds) / (self._steps[1] - number) * 1e3
+
+    def _count_steps(self) -> tuple[float, float]:
+        """Returns the seconds and the number of all engine steps so far."""
+        return exported(self.url, "engine_step_seconds"), exported(self.url, "engine_steps")
 
     def _cpu_seconds(self) -> dict[str, float]:
         """Returns the CPU time of both replicas, and of each Generate thread by its number."""
@@ -111,32 +93,19 @@ class Served:
 
 def step_alone(engine: LLMEngine, num_prompt_tokens: int, num_streams: int, num_tokens: int) -> float:
     """Returns the mean step of an engine that answers prompts, in milliseconds."""
-    params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
     before = engine.stats
-    for index in range(num_streams):
-        first = 10 + next(_numbers) % 200
-        prompt = ProcessedPrompt([first, *range(10, 9 + num_prompt_tokens)], [], [])
-        engine.add_request(str(index), prompt, [], params)
-    while engine.has_unfinished():
-        engine.step()
+    prompts = [[10 + next(_numbers) % 200, *range(10, 9 + num_prompt_tokens)] for _ in range(num_streams)]
+    add_requests(engine, prompts, num_tokens)
+    run_to_end(engine)
     after = engine.stats
     seconds = sum(after.step_seconds.values()) - sum(before.step_seconds.values())
     return seconds / (after.num_steps - before.num_steps) * 1e3
 
 
-def count_prompt_tokens(url: str) -> int:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": new_text()}], "max_tokens": 1}
-    request = urllib.request.Request(
-        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request) as response:
-        return int(json.load(response)["usage"]["prompt_tokens"])
-
-
 def measure(served: Served, engine: LLMEngine, rounds: int) -> dict[str, Figures]:
     """Returns the medians of the server and of the engine alone, by the number of streams."""
     measured: dict[int, list[Figures]] = {count: [] for count in STREAMS}
-    num_prompt_tokens = count_prompt_tokens(served.url)
+    num_prompt_tokens = ask(served.url, MODEL, new_text(), 1).prompt_tokens
     with torch.inference_mode():
         for turn in range(rounds + 1):
             for count, num_tokens in STREAMS.items():
@@ -151,19 +120,13 @@ def measure(served: Served, engine: LLMEngine, rounds: int) -> dict[str, Figures
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--output", type=Path, help="write the JSON document here too")
-    options = parser.parse_args()
+def main() -> None:
+    options = make_parser(__doc__, rounds=3).parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint, config = Path(folder) / "checkpoint", Path(folder) / "config.json"
-        make_checkpoint(checkpoint)
-        args = {"model": str(checkpoint), "served_model_name": MODEL, "num_threads": NUM_THREADS}
-        args["generate"] = {"engine": ENGINE}
-        config.write_text(json.dumps({"applications": [{"import_path": IMPORT_PATH, "args": args}]}))
-        with running_serve(config) as (url, server):
-            engine = LLMEngine(EngineConfig(str(checkpoint), num_threads=NUM_THREADS, **ENGINE))
+        make_checkpoint(Path(folder))
+        settings = {"model": folder, "served_model_name": MODEL, "num_threads": NUM_THREADS}
+        with running_serve(settings | {"generate": {"engine": ENGINE}}) as (url, server):
+            engine = LLMEngine(EngineConfig(folder, num_threads=NUM_THREADS, **ENGINE))
             measured = measure(Served(url, server), engine, options.rounds)
     for count, figures in measured.items():
         print(f"{count:>2} streams {figures}")
@@ -171,8 +134,7 @@ def main() -> int:
     checks = {"step in the server over alone, 8 streams": at_most(round(ratio, 3), STEP_RATIO)}
     machine = this_machine(num_threads=NUM_THREADS)
     publish({"checks": checks, "measured": measured, "machine": machine}, options.output)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
