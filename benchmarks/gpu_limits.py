@@ -81,13 +81,10 @@ def chosen_device(parser: argparse.ArgumentParser, options: argparse.Namespace) 
     return device
 
 
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-def machine_of(device: torch.device) -> dict[str, Any]:
+def machine_of(device: torch.device, **settings: Any) -> Figures:
     """Returns `this_machine` with the device's name."""
-    return this_machine(device=device_name(device), transformers=transformers.__version__)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return this_machine(device=name, transformers=transformers.__version__, **settings)
 
 
 def measure_all(

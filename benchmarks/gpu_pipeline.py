@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.document import publish, save, this_machine
-from benchmarks.gpu_limits import chosen_device, device_name, device_parser
+from benchmarks.document import publish, save
+from benchmarks.gpu_limits import chosen_device, device_parser, machine_of
 from benchmarks.pictures import photograph
 from benchmarks.random_checkpoint import LANGUAGE_LAYERS, make_large_checkpoint
 from benchmarks.text_under_pictures import app_config, arrivals, capacity, run_load, shown
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of arrivals at each load (default: %(default)s)")
     options = parser.parse_args()
     device = chosen_device(parser, options)
-    machine = this_machine(device=device_name(device), layers=LANGUAGE_LAYERS[options.model])
+    machine = machine_of(device, layers=LANGUAGE_LAYERS[options.model])
     document: dict[str, Any] = {"measured": {}, "machine": machine}
     with tempfile.TemporaryDirectory() as folder:
         make_large_checkpoint(options.model, Path(folder), device, tiny=options.tiny)

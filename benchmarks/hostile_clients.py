@@ -2,13 +2,8 @@
 
     python -m benchmarks.hostile_clients [--output FILE] [--only NAME ...] [--rounds N]
 
-`benchmarks.attacks` has the attacks: bodies of 100 MB, JSON of 20 to 101 MB, bodies that trickle in, thousands of half
-headers, pictures from hosts that never finish, bombs (50,000 x 50,000 pixels in a few bytes), 4K pictures at the
-highest accepted rate, small files of 7000 x 7000 pixels, grammars that take long to compile or to follow, headers that
-Ray Serve reads, another user's connections to the internal ports of Raylens and Ray, and malformed messages to the
-shard.
-
-Each attack runs for ten seconds in its own process, at low CPU priority, because real attackers have their own
+`benchmarks.attacks` has the attacks: large bodies and JSON, slow bodies and headers, endless pictures, bombs, many
+pixels, costly grammars, headers that Ray Serve reads, connections of another user, and malformed messages. Each attack runs for ten seconds in its own process, at low CPU priority, because real attackers have their own
 machines. Other processes request the health fifty times a second, and continuously stream answers about a small picture
 and a text. All attacks take turns for several rounds. Each time is the median of its rounds, because the machine often
 causes the slowest of some hundred answers. A control client shows the machine's part: it sends its JSON to a server
@@ -90,29 +85,18 @@ def ask_as_a_neighbour(url: str, started: Event, stop: Event, times: Any) -> Non
         times.append(time.perf_counter() - asked_at if is_whole else 60.0)
 
 
-def endless_host() -> str:
-    """Returns the URL of a picture that arrives at one byte per second, on a server in this process."""
-    server = socket.create_server(("127.0.0.1", 0), backlog=256)
+class _Host(BaseHTTPRequestHandler):
+    """Sends a picture at one byte per second, and only reads the requests of the control client."""
 
-    def drip(connection: socket.socket) -> None:
-        try:
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "1000000")
+        self.end_headers()
+        with suppress(OSError):
             while True:
-                connection.sendall(b"x")
+                self.wfile.write(b"x")
                 time.sleep(1)
-        except OSError:
-            connection.close()
 
-    def accept() -> None:
-        while True:
-            connection, _ = server.accept()
-            threading.Thread(target=drip, args=(connection,), daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
-    return f"http://127.0.0.1:{server.getsockname()[1]}/picture.png"
-
-
-class _Reader(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         left = int(self.headers["Content-Length"])
         while left > 0 and (piece := self.rfile.read1(min(left, 2**18))):
@@ -125,9 +109,13 @@ class _Reader(BaseHTTPRequestHandler):
         """No output."""
 
 
-def reading_server() -> str:
-    """Returns the URL of a server, in this process, that only reads its requests."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Reader)
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 256
+
+
+def running_host() -> str:
+    """Returns the URL of a `_Host` in this process."""
+    server = _Server(("127.0.0.1", 0), _Host)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http://127.0.0.1:{server.server_port}"
 
@@ -249,16 +237,6 @@ def _checks(name: str, found: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def open_doors() -> dict[str, list[str]]:
-    """Returns listening ports that docs/security.md does not list, and Unix sockets that another user can reach."""
-    return {
-        "listening beside what is documented": [
-            f"{one.process} at {one.address}:{one.port}" for one in undocumented(listeners(os.getpid()))
-        ],
-        "sockets that another user reaches": sockets_open_to_nobody(),
-    }
-
-
 def main() -> None:
     parser = make_parser(__doc__, rounds=3)
     parser.add_argument("--only", nargs="*", choices=list(ATTACKS), default=list(ATTACKS), help="which attacks")
@@ -269,13 +247,17 @@ def main() -> None:
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in args.only}
     checks: dict[str, dict[str, Any]] = {}
     with running_app(config, host="127.0.0.1", port=free_port(), say=lambda line: print(line, file=sys.stderr)) as url:
-        target = Target(url, endless_host(), *speaking_ports(), shard_address())
-        control = replace(target, url=reading_server())
+        host = running_host()
+        target = Target(url, f"{host}/picture.png", *speaking_ports(), shard_address())
+        control = replace(target, url=host)
         for name in args.only * args.rounds:
             rounds[name].append(measure(url, control if name == CONTROL else target, ATTACKS[name]))
             print(f"{name}: {rounds[name][-1]}", flush=True)
         if os.geteuid() == 0:
-            checks |= {name: {"value": found, "ok": not found} for name, found in open_doors().items()}
+            ports = [f"{one.process} at {one.address}:{one.port}" for one in undocumented(listeners(os.getpid()))]
+            sockets = sockets_open_to_nobody()
+            checks["listening beside what is documented"] = {"value": ports, "ok": not ports}
+            checks["sockets that another user reaches"] = {"value": sockets, "ok": not sockets}
     measured = {name: summary(found) for name, found in rounds.items()}
     for name, found in measured.items():
         if name != CONTROL:

@@ -19,6 +19,8 @@ and `generate_beside_engine_ms` isolate a token's path through the server. The l
 import itertools
 import statistics
 import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +28,9 @@ import torch
 
 from benchmarks.answers import add_requests, run_to_end
 from benchmarks.document import at_most, make_parser, publish, this_machine
-from benchmarks.parallel_streams import stream_together
 from benchmarks.random_checkpoint import make_checkpoint
 from benchmarks.server_process import Server, cpu_seconds, replica_of, running_serve, thread_cpu_seconds
-from benchmarks.streaming_client import Content, ask
+from benchmarks.streaming_client import Content, Sending, Stream, ask, events_of, run_streams, text_of
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
 from tests.metric_values import exported
@@ -53,6 +54,74 @@ def new_text() -> Content:
     return [{"type": "text", "text": f"Number {next(_numbers)}: what is in the picture, and what is not?"}]
 
 
+@dataclass(frozen=True, slots=True)
+class ParallelAnswers:
+    """The pieces received while all streams ran: from `begin`, the first text of the last stream to start, to `end`,
+    the last text of the first stream to finish. `seconds`: this duration. `gaps`: seconds between pieces of text of the
+    same stream; data received at once is one piece. `num_tokens`: all streams' tokens of this duration, by their share
+    of the text."""
+
+    begin: Figures
+    end: Figures
+    seconds: float
+    gaps: list[float]
+    num_pieces: int
+    num_tokens: float
+
+
+class Marks:
+    """Calls a function when the last stream begins, and when the first stream ends."""
+
+    def __init__(self, num_streams: int, at_mark: Callable[[], Figures]) -> None:
+        self._num_streams = num_streams
+        self._at_mark = at_mark
+        self._begun: set[int] = set()
+        self.begin: tuple[float, Figures] | None = None
+        self.end: tuple[float, Figures] | None = None
+
+    def on_data(self, stream: Stream) -> None:
+        moment, data = stream.received[-1]
+        if b"data: {" in data:
+            self._begun.add(id(stream))
+        if self.begin is None and len(self._begun) == self._num_streams:
+            self.begin = moment, self._at_mark()
+        if self.end is None and b'"finish_reason":"' in data:
+            self.end = moment, self._at_mark()
+
+
+def stream_together(
+    url: str, contents: Sequence[Content], num_tokens: int, at_mark: Callable[[], Figures]
+) -> ParallelAnswers:
+    """Streams greedy answers of exactly `num_tokens` tokens concurrently. Calls `at_mark` at the begin and at the end
+    of the time in which all of them run. Raises RuntimeError if there is no such time, or for a wrong answer."""
+    marks = Marks(len(contents), at_mark)
+    sendings = [Sending.of(0.0, MODEL, content, num_tokens) for content in contents]
+    streams = run_streams(url, sendings, marks.on_data)
+    if marks.begin is None or marks.end is None or marks.begin[0] >= marks.end[0]:
+        raise RuntimeError(f"{len(streams)} streams never ran all at once: ask for more tokens")
+    (begin_time, begin), (end_time, end) = marks.begin, marks.end
+    gaps, num_pieces, tokens = list[float](), 0, 0.0
+    for stream in streams:
+        pieces = list(_pieces(stream, num_tokens))
+        within = [(moment, length) for moment, length in pieces if begin_time <= moment <= end_time]
+        gaps += [after[0] - before[0] for before, after in itertools.pairwise(within)]
+        num_pieces += len(within)
+        tokens += num_tokens * sum(length for _, length in within) / sum(length for _, length in pieces)
+    return ParallelAnswers(begin, end, end_time - begin_time, gaps, num_pieces, tokens)
+
+
+def _pieces(stream: Stream, num_tokens: int) -> Iterator[tuple[float, int]]:
+    """Yields the time of each piece of text and its length in characters."""
+    usage = None
+    for moment, events in events_of(stream.received):
+        length = len(text_of(events))
+        usage = next((event["usage"] for event in events if event.get("usage")), usage)
+        if length:
+            yield moment, length
+    if usage is None or usage["completion_tokens"] != num_tokens:
+        raise RuntimeError(f"a stream ended with {usage}, not with {num_tokens} tokens")
+
+
 class Served:
     def __init__(self, url: str, server: Server) -> None:
         self.url = url
@@ -61,7 +130,7 @@ class Served:
 
     def answer(self, num_streams: int, num_tokens: int) -> Figures:
         contents = [new_text() for _ in range(num_streams)]
-        came = stream_together(self.url, MODEL, contents, num_tokens, self._cpu_seconds)
+        came = stream_together(self.url, contents, num_tokens, self._cpu_seconds)
         names = came.begin.keys() & came.end.keys()
         cpu = {name: (came.end[name] - came.begin[name]) / came.num_tokens * 1e3 for name in names}
         threads = [seconds for name, seconds in cpu.items() if name not in ("ingress", "generate")]

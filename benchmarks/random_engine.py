@@ -1,7 +1,6 @@
 """An engine with the language half of LLaVA 1.5 7B, with random weights made on the device."""
 
 import tempfile
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
@@ -56,12 +55,8 @@ class Shape:
         if device.type == "cpu":
             return full
         room = torch.cuda.mem_get_info(device)[1] * _MEMORY_SHARE - full.num_weights * full.dtype.itemsize
-        fitting = [one for one in full.batches if full.num_positions(one) * full.position_bytes <= room]
-        return full.with_batches(fitting)
-
-    def with_batches(self, batches: Iterable[int]) -> "Shape":
-        """Returns the shape with other batches. Smaller batches need fewer graphs, so the engine starts faster."""
-        return replace(self, batches=tuple(batches))
+        fitting = tuple(one for one in full.batches if full.num_positions(one) * full.position_bytes <= room)
+        return replace(full, batches=fitting)
 
     def prompt_length(self, batch: int) -> int:
         return min(self.prompt_tokens, self.batch_positions // batch)

@@ -11,6 +11,7 @@ launches. The last line is one JSON document.
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -114,7 +115,7 @@ def main() -> None:
     device = chosen_device(parser, options)
     shape = Shape.of(device, tiny=options.tiny)
     if not options.tiny:
-        shape = shape.with_batches(one for one in BATCHES if one in shape.batches)
+        shape = replace(shape, batches=tuple(one for one in BATCHES if one in shape.batches))
     engine = make_engine(shape, device)
     measurements: dict[str, Callable[[], Figures]] = {
         f"decode_{batch}": partial(profile_decode, engine, shape, device, batch) for batch in shape.batches

@@ -12,7 +12,6 @@ import torch
 
 from raylens.cpu_kernels.thread_backoff import ThreadBackoff
 from raylens.cpu_kernels.threads import set_num_threads, usable_cores
-from raylens.encoder.accelerator import make_graphs, make_staging
 from raylens.encoder.activation_memory import peak_activation_bytes
 from raylens.encoder.config import EncoderConfig
 from raylens.encoder.loader import load_vision_half
@@ -21,7 +20,8 @@ from raylens.encoder.plugin_half import PluginHalf, load_plugin_half
 from raylens.encoder.scheduler import EncoderScheduler
 from raylens.encoder.schema import EncodeOutput, EncodeRequest, ScheduledSegment
 from raylens.encoder.segments import divide, join
-from raylens.encoder.staging import PendingEmbeddings
+from raylens.encoder.staging import PendingEmbeddings, make_staging
+from raylens.encoder.tower_graphs import make_graphs
 from raylens.modeling.attention_backends import turn_off_cudnn_attention
 from raylens.preprocess.schema import InvalidRequestError, ItemTensors
 

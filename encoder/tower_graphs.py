@@ -14,13 +14,19 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from transformers import PreTrainedModel
 
+from raylens.encoder.config import EncoderConfig
+from raylens.encoder.models.family import VisionFamily
 from raylens.modeling.cuda_graphs import CudaCapture, NotRecordableError
 
 logger = logging.getLogger(__name__)
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 """The numbers of tiles that may have a graph."""
+
+_MEMORY_SHARE = 1 / 16
+"""The largest share of the GPU's memory that the graphs may take."""
 
 Replay = Callable[[], Any]
 
@@ -112,3 +118,13 @@ class TowerGraphs:
         if any(shape[:1] != (size,) for shape in shapes):
             raise NotRecordableError(f"of {size} tiles the tower makes {shapes}")
         return replay
+
+
+def make_graphs(model: PreTrainedModel, family: VisionFamily, config: EncoderConfig) -> TowerGraphs | None:
+    """Returns the tower's CUDA graphs, or None without a GPU, with parts on two devices, or for a family without
+    `has_tiles`."""
+    if not family.has_tiles or not config.is_on_one_gpu:
+        return None
+    device = torch.device(config.tower.device)
+    max_bytes = int(torch.cuda.get_device_properties(device).total_memory * _MEMORY_SHARE)
+    return TowerGraphs(model.get_submodule(family.tower), CudaCapture(device), max_bytes=max_bytes)

@@ -1,6 +1,6 @@
 """LLaVA-NeXT and LLaVA-OneVision: embeddings are in the order of the picture's rows, and a mark ends each row."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -31,10 +31,6 @@ def _encode_onevision(model: PreTrainedModel, items: Sequence[ItemTensors]) -> l
 
 def _is_tiled(item: ItemTensors) -> bool:
     return int(item["batch_num_images"]) == 1
-
-
-def _onevision_key(item: ItemTensors) -> Hashable:
-    return _is_tiled(item), row_shapes(item)
 
 
 def _encode_clips(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
@@ -71,7 +67,7 @@ LLAVA_ONEVISION = VisionFamily(
         "image": VisionModality(
             encode=_encode_onevision,
             num_patches=count_patches("pixel_values"),
-            batch_key=_onevision_key,
+            batch_key=lambda item: (_is_tiled(item), row_shapes(item)),
             on_host=frozenset({"image_sizes", "batch_num_images"}),
         ),
         "video": VisionModality(

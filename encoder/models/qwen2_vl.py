@@ -68,12 +68,8 @@ def _with_levels(outputs: Any) -> list[torch.Tensor]:
     return [torch.cat(item, dim=-1) for item in zip(*levels, strict=True)]
 
 
-def _num_steps(item: ItemTensors) -> int:
-    """Returns the length of the grid's time axis. Patches attend only within their time step."""
-    return int(item["video_grid_thw"][0])
-
-
 def _take_steps(item: ItemTensors, start: int, stop: int) -> ItemTensors:
+    """Returns the steps [start, stop) of the grid's time axis. Patches attend only within their time step."""
     grid = item["video_grid_thw"]
     first, last = (step * int(grid[1:].prod()) for step in (start, stop))
     own_grid = torch.cat((grid.new_tensor([stop - start]), grid[1:]))
@@ -95,7 +91,7 @@ def _family(whole: str, *more_projector: str) -> VisionFamily:
                 encode=_encode_clips,
                 num_patches=count_rows("pixel_values_videos"),
                 on_host=frozenset({"video_grid_thw"}),
-                division=Division(num_units=_num_steps, take=_take_steps),
+                division=Division(num_units=lambda item: int(item["video_grid_thw"][0]), take=_take_steps),
             ),
         },
         is_packed=True,
