@@ -3,11 +3,12 @@
     python -m benchmarks.hostile_clients [--output FILE] [--only NAME ...] [--rounds N]
 
 `benchmarks.attacks` has the attacks: large bodies and JSON, slow bodies and headers, endless pictures, bombs, many
-pixels, costly grammars, headers that Ray Serve reads, connections of another user, and malformed messages. Each attack runs for ten seconds in its own process, at low CPU priority, because real attackers have their own
-machines. Other processes request the health fifty times a second, and continuously stream answers about a small picture
-and a text. All attacks take turns for several rounds. Each time is the median of its rounds, because the machine often
-causes the slowest of some hundred answers. A control client shows the machine's part: it sends its JSON to a server
-that only reads.
+pixels, costly grammars, headers that Ray Serve reads, connections of another user, and malformed messages. Each attack
+runs for ten seconds in its own process, at low CPU priority, because real attackers have their own machines. Other
+processes request the health fifty times a second, and continuously stream answers about a small picture and a text. All
+attacks take turns for several rounds. Each time is the median of its rounds, because the machine often causes the
+slowest of some hundred answers. A control client shows the machine's part: it sends its JSON to a server that only
+reads.
 
 Afterwards the benchmark lists the server's listening ports, and its sockets that another user of the machine can reach.
 The last line is one JSON document.

@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 from benchmarks.document import make_parser, publish, this_machine
 from benchmarks.pictures import photograph
@@ -154,8 +155,8 @@ def run_model(folder: Path, seconds: float, rounds: int) -> dict[str, Figures]:
     return {name: {metric: round(value, 3) for metric, value in own.items()} for name, own in figures.items()}
 
 
-def app_config(folder: Path) -> AppConfig:
-    """Returns settings in which only the stages are a bottleneck: one client here stands for many."""
+def app_config(folder: Path, **settings: Any) -> AppConfig:
+    """Returns `settings` in which only the stages are a bottleneck: one client here stands for many."""
     room = {"requests": 4096, "pixels": 2**40, "bytes": 2**40, "tokens": 2**40}
     return AppConfig.model_validate(
         {
@@ -163,6 +164,7 @@ def app_config(folder: Path) -> AppConfig:
             "served_model_name": MODEL,
             "admission": {"total": room, "per_key": room},
             "preprocess": {"max_replicas": 1},  # a second one would start during the measurement, and have no core
+            **settings,
         }
     )
 
