@@ -47,6 +47,7 @@ def main() -> None:
     learn_cells(learner, rng, args.vision_steps)
     learn_answers(learner, rng, args.steps)
     model.to(torch.bfloat16).save_pretrained(args.output)
+    (args.output / "model.safetensors").chmod(0o644)  # safetensors lets only the owner read it
     say(f"saved {args.output}")
 
 
