@@ -36,13 +36,14 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from benchmarks.document import at_most, make_parser, publish, this_machine
+from benchmarks.pictures import new_content
 from benchmarks.random_checkpoint import make_checkpoint
 from benchmarks.streaming_client import Answer, ask
-from benchmarks.vllm_cpu import MODEL, new_content
 from raylens.deployments.config import AppConfig
 from raylens.deployments.launch.local_cluster import LOGGING, free_port, running_app
 from raylens.deployments.metrics.waterfall_stages import WATERFALL
 
+MODEL = "random"
 KINDS = ("unique", "repeated", "text")
 PARTS = WATERFALL[: WATERFALL.index("prefill") + 1]
 """The stages before the first token, by their names in `stage_timings`."""

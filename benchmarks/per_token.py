@@ -28,6 +28,7 @@ import torch
 
 from benchmarks.answers import add_requests, run_to_end
 from benchmarks.document import at_most, make_parser, publish, this_machine
+from benchmarks.pictures import new_content
 from benchmarks.random_checkpoint import make_checkpoint
 from benchmarks.server_process import Server, cpu_seconds, replica_of, running_serve, thread_cpu_seconds
 from benchmarks.streaming_client import Content, Sending, Stream, ask, events_of, run_streams, text_of
@@ -47,11 +48,6 @@ ENGINE: dict[str, Any] = {"prompt_lookup": False}
 
 Figures = dict[str, float]
 _numbers = itertools.count()
-
-
-def new_text() -> Content:
-    """Returns a message that no other request has."""
-    return [{"type": "text", "text": f"Number {next(_numbers)}: what is in the picture, and what is not?"}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +125,7 @@ class Served:
         self._steps = self._count_steps()
 
     def answer(self, num_streams: int, num_tokens: int) -> Figures:
-        contents = [new_text() for _ in range(num_streams)]
+        contents = [new_content() for _ in range(num_streams)]
         came = stream_together(self.url, contents, num_tokens, self._cpu_seconds)
         names = came.begin.keys() & came.end.keys()
         cpu = {name: (came.end[name] - came.begin[name]) / came.num_tokens * 1e3 for name in names}
@@ -174,7 +170,7 @@ def step_alone(engine: LLMEngine, num_prompt_tokens: int, num_streams: int, num_
 def measure(served: Served, engine: LLMEngine, rounds: int) -> dict[str, Figures]:
     """Returns the medians of the server and of the engine alone, by the number of streams."""
     measured: dict[int, list[Figures]] = {count: [] for count in STREAMS}
-    num_prompt_tokens = ask(served.url, MODEL, new_text(), 1).prompt_tokens
+    num_prompt_tokens = ask(served.url, MODEL, new_content(), 1).prompt_tokens
     with torch.inference_mode():
         for turn in range(rounds + 1):
             for count, num_tokens in STREAMS.items():

@@ -1,9 +1,14 @@
-"""Pictures for requests."""
+"""Pictures and questions for requests."""
+
+import itertools
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from tests.pictures import encoded
+from benchmarks.streaming_client import Content
+from tests.pictures import encoded, user_message
+
+_numbers = itertools.count()
 
 
 def picture(number: int) -> bytes:
@@ -22,3 +27,13 @@ def photograph(width: int, height: int) -> bytes:
     pixels = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), dtype=np.int16)
     noisy = (pixels + random.integers(-8, 9, pixels.shape)).clip(0, 255).astype(np.uint8)
     return encoded(Image.fromarray(noisy), "JPEG", quality=90)
+
+
+def new_content(kind: str = "text") -> Content:
+    """Returns a user message that no other request has. `kind`: "text", "unique" for a new picture, or "repeated" for
+    the same one."""
+    number = next(_numbers)
+    pictures = [] if kind == "text" else [picture(0 if kind == "repeated" else number + 1)]
+    message = user_message(f"Number {number}: what is in the picture, and what is not?", *pictures)
+    content: Content = message["content"]
+    return content

@@ -27,7 +27,7 @@ from threading import Event
 from typing import Any
 
 from benchmarks.document import make_parser, publish, this_machine
-from benchmarks.pictures import photograph
+from benchmarks.pictures import new_content, photograph
 from benchmarks.random_checkpoint import make_checkpoint, make_qwen_checkpoint
 from benchmarks.streaming_client import Answer, Content, Sending, ask, ask_all, send_all
 from raylens.deployments.config import AppConfig
@@ -85,7 +85,7 @@ def text_streams(url: str) -> Iterator[list[Answer]]:
 
     def stream() -> None:
         while not is_over.is_set():
-            answers.append(ask(url, MODEL, new_text(), TEXT_TOKENS))
+            answers.append(ask(url, MODEL, new_content(), TEXT_TOKENS))
 
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
         running = [pool.submit(stream) for _ in range(NUM_STREAMS)]
@@ -95,11 +95,6 @@ def text_streams(url: str) -> Iterator[list[Answer]]:
             is_over.set()
         for one in running:
             one.result()
-
-
-def new_text() -> Content:
-    text = f"Number {next(_numbers)}: what is there, what is not, and what else may there be?"
-    return [{"type": "text", "text": text}]
 
 
 def new_picture(photo: bytes) -> Content:

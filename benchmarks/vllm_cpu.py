@@ -10,7 +10,6 @@ vLLM's, both medians of all rounds. `guessed_share` is the share of Raylens' tok
 The last line is one JSON document. Without vLLM, the benchmark reports that and ends.
 """
 
-import itertools
 import os
 import statistics
 import tempfile
@@ -21,14 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.document import at_least, at_most, make_parser, publish, this_machine
-from benchmarks.pictures import picture
+from benchmarks.pictures import new_content
 from benchmarks.random_checkpoint import make_checkpoint
 from benchmarks.server_process import running_server
-from benchmarks.streaming_client import Answer, Content, ask_all
+from benchmarks.streaming_client import Answer, ask_all
 from raylens.deployments.config import AppConfig
 from raylens.deployments.launch.local_cluster import free_port, running_app
 from tests.metric_values import exported
-from tests.pictures import user_message
 
 MODEL = "random"
 NUM_TOKENS = 32
@@ -51,7 +49,6 @@ TARGETS = {
 _REST_SECONDS = 2.0  # vLLM's worker busy-waits for a second after its last request
 
 Measured = dict[str, Any]
-_numbers = itertools.count()
 
 
 @contextmanager
@@ -64,15 +61,6 @@ def running_vllm(executable: Path, folder: Path) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     with running_server(command, url, environment={**settings, "PATH": path}):
         yield url
-
-
-def new_content(kind: str) -> Content:
-    """Returns a user message that no other request has."""
-    number = next(_numbers)
-    pictures = [] if kind == "text" else [picture(0 if kind == "repeated" else number + 1)]
-    message = user_message(f"Number {number}: what is in the picture, and what is not?", *pictures)
-    content: Content = message["content"]
-    return content
 
 
 def summary(answers: list[Answer], seconds: float) -> dict[str, float]:
