@@ -1,7 +1,6 @@
 """Attacks of hostile clients. Each runs until its `stop` event is set."""
 
 import asyncio
-import io
 import itertools
 import json
 import os
@@ -24,6 +23,7 @@ from PIL import Image
 
 from raylens.deployments.launch.demo import picture_part
 from tests.listening import become_nobody
+from tests.pictures import encoded
 
 if TYPE_CHECKING:
     # Not at run time: the import of Ray reads the environment, and a server on one machine sets it first.
@@ -97,16 +97,11 @@ def bombs(target: Target, stop: Event) -> None:
 
 
 def large_pictures(target: Target, stop: Event) -> None:
-    buffer = io.BytesIO()
-    Image.effect_noise((3840, 2160), 50).convert("RGB").save(buffer, "JPEG")
-    # Bytes after a JPEG's end are not part of the picture, but change its hash in every cache.
-    _ask_at_once(target.url, lambda: picture_part(buffer.getvalue() + os.urandom(8)), stop, number=8)
+    _ask_about_copies(target.url, encoded(Image.effect_noise((3840, 2160), 50).convert("RGB"), "JPEG"), stop)
 
 
 def small_files_of_many_pixels(target: Target, stop: Event) -> None:
-    buffer = io.BytesIO()
-    Image.new("RGB", (7000, 7000)).save(buffer, "WEBP")
-    _ask_at_once(target.url, lambda: picture_part(buffer.getvalue() + os.urandom(8)), stop, number=8)
+    _ask_about_copies(target.url, encoded(Image.new("RGB", (7000, 7000)), "WEBP"), stop)
 
 
 def grammars(target: Target, stop: Event) -> None:
@@ -247,6 +242,11 @@ def _asking_for(form: dict[str, Any]) -> bytes:
 
 def _ask_at_once(url: str, part: Callable[[], dict[str, Any]], stop: Event, number: int) -> None:
     _post_at_once(url, [lambda: _body([part()])] * number, stop)
+
+
+def _ask_about_copies(url: str, content: bytes, stop: Event) -> None:
+    # Bytes after a picture's end are not part of it, but change its hash in every cache.
+    _ask_at_once(url, lambda: picture_part(content + os.urandom(8)), stop, number=8)
 
 
 def _post_at_once(url: str, bodies: Sequence[Callable[[], bytes]], stop: Event) -> None:

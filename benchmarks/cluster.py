@@ -12,19 +12,16 @@ Two parts, both on the real application with the bundled model, behind HAProxy:
 
 The last line is one JSON document."""
 
-import argparse
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
 
-from benchmarks.document import at_least, at_most, publish, this_machine
+from benchmarks.document import at_least, at_most, make_parser, publish, this_machine
 from benchmarks.streaming_client import ask
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.deployments.config import AppConfig
@@ -40,35 +37,20 @@ MOST_MS = 1.5
 """Allowed extra time of a hit through two ingresses."""
 
 
-class Cluster:
-    """A Ray session that deploys one application after the other."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-
-    @contextmanager
-    def app(self, *, ingresses: int = 1, shards: int = 1, generates: int = 1) -> Iterator[str]:
-        """Yields the URL of an application with these numbers of replicas."""
-        replicas = {"ingress": ingresses, "generate": generates}
-        settings: dict[str, Any] = {
-            stage: {"min_replicas": number, "max_replicas": number, "num_cpus": 0.1}
-            for stage, number in replicas.items()
-        }
-        settings["shared"] = {"shards": shards, "num_cpus": 0.1}
-        config = AppConfig.model_validate({"model": str(BUNDLED_MODEL), **settings})
-        with deployed_app(config, host="127.0.0.1", port=self._port, say=lambda line: None) as url:
-            wait_for_doors(ingresses)
-            yield url
-
-
-def wait_for_doors(number: int) -> None:
-    """HAProxy learns of a replica some time after it is ready."""
-    while len(replica_pids("Ingress")) < number:
-        time.sleep(0.2)
-    time.sleep(3.0)
-
-
-# Hits
+@contextmanager
+def deployed(port: int, *, ingresses: int, shards: int, generates: int = 1) -> Iterator[str]:
+    """Yields the URL of an application with these numbers of replicas."""
+    settings: dict[str, Any] = {
+        stage: {"min_replicas": number, "max_replicas": number, "num_cpus": 0.1}
+        for stage, number in {"ingress": ingresses, "generate": generates}.items()
+    }
+    settings["shared"] = {"shards": shards, "num_cpus": 0.1}
+    config = AppConfig.model_validate({"model": str(BUNDLED_MODEL), **settings})
+    with deployed_app(config, host="127.0.0.1", port=port, say=lambda line: None) as url:
+        while len(replica_pids("Ingress")) < ingresses:
+            time.sleep(0.2)
+        time.sleep(3.0)  # HAProxy learns of a replica some time after it is ready
+        yield url
 
 
 def converse(url: str, number: int) -> list[dict[str, float]]:
@@ -77,14 +59,8 @@ def converse(url: str, number: int) -> list[dict[str, float]]:
     messages = [user_message(f"This is conversation {number}. What colour is the circle?", picture)]
     turns = []
     for _ in range(TURNS):
-        body = {
-            "model": MODEL,
-            "messages": messages,
-            "max_tokens": 16,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stage_timings": True,
-        }
+        body = {"model": MODEL, "messages": messages, "max_tokens": 16, "temperature": 0}
+        body |= {"ignore_eos": True, "stage_timings": True}
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status().json()
         usage = answer["usage"]
         turns.append(
@@ -107,9 +83,6 @@ def measure_hits(url: str) -> dict[str, float]:
     return {"items": total["items_found"] / total["items"], "prefixes": total["tokens_found"] / total["tokens"]}
 
 
-# The time of a hit
-
-
 def measure_hit_seconds(url: str) -> list[float]:
     content = user_message("What colour is the circle?", encoded(disc("blue", (256, 256), (80, 80))))["content"]
     times = []
@@ -117,22 +90,19 @@ def measure_hit_seconds(url: str) -> list[float]:
         time.sleep(REST_SECONDS)
         answer = ask(url, MODEL, content, 2)
         if number >= 10:  # the first ones warm up
-            times.append(answer.first)
+            times.append(answer.ttft)
     return times
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="write the JSON document here too")
-    options = parser.parse_args()
+def main() -> None:
+    options = make_parser(__doc__).parse_args()
     port = free_port()
     checks: dict[str, Any] = {}
     measured: dict[str, Any] = {}
     with local_ray(host="127.0.0.1", port=port, num_cpus=16, say=lambda line: None):
-        cluster = Cluster(port)
         hits = {}
         for number in NUMBERS:
-            with cluster.app(ingresses=number, shards=number, generates=number) as url:
+            with deployed(port, ingresses=number, shards=number, generates=number) as url:
                 hits[number] = measure_hits(url)
                 print(f"hits with {number}: {hits[number]}", flush=True)
         measured["hits"] = hits
@@ -141,15 +111,14 @@ def main() -> int:
         seconds: dict[int, list[float]] = {1: [], 2: []}
         for turn in range(ROUNDS * 2):
             number = 1 + turn % 2
-            with cluster.app(ingresses=number, shards=number) as url:
+            with deployed(port, ingresses=number, shards=number) as url:
                 seconds[number] += measure_hit_seconds(url)
         measured["hit_ms"] = {number: statistics.median(own) * 1e3 for number, own in seconds.items()}
         print(f"hit, ms: {measured['hit_ms']}", flush=True)
         more = measured["hit_ms"][2] - measured["hit_ms"][1]
         checks["a hit through 2 ingresses, more ms"] = at_most(more, MOST_MS)
     publish({"checks": checks, "measured": measured, "machine": this_machine()}, options.output)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,11 +1,21 @@
-"""A benchmark's result: one JSON document, printed as its last line."""
+"""A benchmark's options, and its result: one JSON document, printed as its last line."""
 
+import argparse
 import json
 import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+
+def make_parser(description: str | None, *, rounds: int | None = None) -> argparse.ArgumentParser:
+    """Returns a parser with the option `--output`, and with `--rounds` if its default is given."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="also write the JSON document there")
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, default=rounds, help="of all measurements; default: %(default)s")
+    return parser
 
 
 def publish(document: dict[str, Any], output: Path | None) -> None:
@@ -44,10 +54,7 @@ def this_machine(**settings: Any) -> dict[str, Any]:
 
 def _processor() -> str:
     """Returns the processor's name and generation; a virtual machine's name hides the latter."""
-    try:
-        text = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
-    except OSError:
-        return platform.processor()
+    text = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
     fields = dict(line.replace("\t", "").split(": ", 1) for line in text.splitlines() if ": " in line)
     names = [fields.get("model name", platform.machine())]
     return ", ".join(names + [f"{name} {fields[name]}" for name in ("cpu family", "model") if name in fields])

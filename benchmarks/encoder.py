@@ -8,7 +8,6 @@ gets the same items one by one, and in batches of 8 in order of arrival. All var
 time of each counts. `plain` is the engine with transformers' own linear layers. The last line is one JSON document.
 """
 
-import argparse
 import json
 import random
 import tempfile
@@ -19,8 +18,10 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
-from benchmarks.document import at_least, publish, this_machine
-from raylens.encoder.config import EncoderConfig, LinearForm, PartConfig
+from benchmarks.document import at_least, make_parser, publish, this_machine
+from benchmarks.random_checkpoint import TEXT_CONFIG
+from benchmarks.towers import encode_all, encode_in_batches
+from raylens.encoder.config import EncoderConfig, PartConfig
 from raylens.encoder.engine import EncoderEngine
 from raylens.preprocess.schema import ItemTensors
 from tests.preprocess.small_processors import save_processor
@@ -34,15 +35,7 @@ VISION = {
     "qwen2_5_vl": {"hidden_size": 384, "intermediate_size": 1024, "num_heads": 6, "depth": 8, "out_hidden_size": 512}
     | {"patch_size": 14, "window_size": 112, "fullatt_block_indexes": [3, 7]},
 }
-TEXT = {
-    "hidden_size": 512,
-    "intermediate_size": 1408,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12]},
-}
+ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12]}
 TARGETS = {"clip, one size": 1.0, "qwen2_vl, one size": 1.0, "qwen2_vl, mixed sizes": 1.3}
 """Minimum ratio of images per second to Hugging Face's better variant."""
 
@@ -54,16 +47,11 @@ def make_checkpoint(model_type: str, folder: Path) -> str:
     file = folder / "config.json"
     settings = json.loads(file.read_text())
     settings["vision_config"].update(VISION[model_type])
-    settings["text_config"] |= TEXT
+    settings["text_config"] |= TEXT_CONFIG | {"rope_parameters": ROPE}
     settings["text_config"].pop("layer_types", None)
     file.write_text(json.dumps(settings))
     torch.manual_seed(0)
     whole_class(model_type)(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
-    processor = folder / "preprocessor_config.json"
-    settings = json.loads(processor.read_text())
-    if model_type.startswith("qwen"):
-        settings["size"] = {"shortest_edge": 3136, "longest_edge": 2**20}
-        processor.write_text(json.dumps(settings))
     return str(folder)
 
 
@@ -86,39 +74,18 @@ def mixed_sizes(count: int) -> list[tuple[int, int]]:
     return list(zip(sides[:count], sides[count:], strict=True))
 
 
-@torch.inference_mode()
-def features(model: PreTrainedModel, items: Items) -> None:
-    pixels = [item["pixel_values"] for item in items]
-    if "image_grid_thw" not in items[0]:
-        model.get_image_features(pixel_values=torch.stack(pixels))
-        return
-    # Their processor makes two equal frames of each picture.
-    frames = [one.view(len(one), 3, 1, -1).expand(-1, -1, 2, -1).flatten(1) for one in pixels]
-    grids = torch.stack([item["image_grid_thw"] for item in items])
-    model.get_image_features(pixel_values=torch.cat(frames), image_grid_thw=grids)
-
-
-def in_batches(model: PreTrainedModel, items: Items, size: int) -> None:
-    for start in range(0, len(items), size):
-        features(model, items[start : start + size])
-
-
-def encode(engine: EncoderEngine, items: Items) -> None:
-    for index, item in enumerate(items):
-        engine.add_request(str(index), "image", item)
-    while engine.has_unfinished():
-        assert all(output.error is None for output in engine.step())
-
-
 def compare(checkpoint: str, model: PreTrainedModel, items: Items, rounds: int) -> dict[str, float]:
     """Returns each variant's images per second by best times, and the engine's ratio to the better Hugging Face
     variant."""
-    engines = {name: make_engine(checkpoint, name) for name in ("packed", "plain")}
-    ways: dict[str, Callable[[], None]] = {
-        "engine": lambda: encode(engines["packed"], items),
-        "plain": lambda: encode(engines["plain"], items),
-        "image by image": lambda: in_batches(model, items, 1),
-        "batches of 8": lambda: in_batches(model, items, NAIVE_BATCH),
+    parts = {"packed": PartConfig(linear="packed"), "plain": PartConfig(linear="plain")}
+    engines = {
+        name: EncoderEngine(EncoderConfig(checkpoint, tower=part, projector=part)) for name, part in parts.items()
+    }
+    ways: dict[str, Callable[[], object]] = {
+        "engine": lambda: encode_all(engines["packed"], items),
+        "plain": lambda: encode_all(engines["plain"], items),
+        "image by image": lambda: encode_in_batches(model, items, 1),
+        "batches of 8": lambda: encode_in_batches(model, items, NAIVE_BATCH),
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
@@ -130,11 +97,6 @@ def compare(checkpoint: str, model: PreTrainedModel, items: Items, rounds: int) 
     rates = {name: round(len(items) / min(taken), 2) for name, taken in times.items()}
     best = max(rates["image by image"], rates["batches of 8"])
     return {**rates, "ratio": round(rates["engine"] / best, 3), "plain ratio": round(rates["plain"] / best, 3)}
-
-
-def make_engine(checkpoint: str, linear: LinearForm) -> EncoderEngine:
-    part = PartConfig(linear=linear)
-    return EncoderEngine(EncoderConfig(checkpoint, tower=part, projector=part))
 
 
 def measure_engine(folder: Path, rounds: int) -> dict[str, dict[str, float]]:
@@ -157,10 +119,8 @@ def measure_engine(folder: Path, rounds: int) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="how often each way encodes; the best time counts")
+    parser = make_parser(__doc__, rounds=3)
     parser.add_argument("--threads", type=int, default=2, help="of PyTorch, for the engine and Hugging Face alike")
-    parser.add_argument("--output", type=Path, help="write the JSON document here too")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:

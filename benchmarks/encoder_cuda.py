@@ -11,24 +11,26 @@ large as the engine's. The last line is one JSON document.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from transformers import LlavaConfig, PreTrainedConfig, PreTrainedModel, Qwen2VLConfig
 
-from benchmarks.document import at_least, publish, save
+from benchmarks.document import publish
 from benchmarks.gpu_limits import (
     Limits,
     chosen_device,
     device_parser,
     dtype_of,
-    machine_of,
+    measure_all,
     measure_limits,
     seconds_of,
 )
+from benchmarks.towers import encode_all, encode_in_batches
 from raylens.encoder.config import EncoderConfig, PartConfig
 from raylens.encoder.engine import EncoderEngine
 from raylens.preprocess.schema import ItemTensors
@@ -55,11 +57,10 @@ TINY_TEXT = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 
 
 @dataclass(frozen=True)
 class Load:
-    """A tower's configuration and pictures, transformers' batch encoding, and the operations of one picture."""
+    """A tower's configuration and pictures, the operations of one picture, and transformers' batch size."""
 
     config: PreTrainedConfig
     items: list[ItemTensors]
-    encode: Callable[[PreTrainedModel, Sequence[ItemTensors]], Sequence[torch.Tensor]]
     operations: Callable[[PreTrainedModel, ItemTensors], int]
     batch_size: int
 
@@ -71,7 +72,7 @@ def clip_load(*, tiny: bool) -> Load:
     side, count = config.vision_config.image_size, TINY_PICTURES if tiny else NUM_CLIP_PICTURES
     items: list[ItemTensors] = [{"pixel_values": torch.randn(3, side, side)} for _ in range(count)]
     num_patches = (side // config.vision_config.patch_size) ** 2
-    return Load(config, items, _encode_squares, _clip_operations, MAX_BATCH_PATCHES // num_patches)
+    return Load(config, items, _clip_operations, MAX_BATCH_PATCHES // num_patches)
 
 
 def qwen2_vl_load(*, tiny: bool) -> Load:
@@ -83,7 +84,7 @@ def qwen2_vl_load(*, tiny: bool) -> Load:
     grids = [torch.tensor(sizes[index % len(sizes)]) for index in range(count)]
     items = [{"pixel_values": torch.randn(int(grid.prod()), size), "image_grid_thw": grid} for grid in grids]
     mean_patches = sum(len(item["pixel_values"]) for item in items) // len(items)
-    return Load(config, items, _encode_grids, _qwen2_vl_operations, max(1, MAX_BATCH_PATCHES // mean_patches))
+    return Load(config, items, _qwen2_vl_operations, max(1, MAX_BATCH_PATCHES // mean_patches))
 
 
 def _small_text(config: PreTrainedConfig, *, tiny: bool) -> dict[str, Any]:
@@ -91,21 +92,6 @@ def _small_text(config: PreTrainedConfig, *, tiny: bool) -> dict[str, Any]:
     text = config.text_config.to_dict()
     small = {"num_hidden_layers": 1, "layer_types": None, "vocab_size": 1024, "bos_token_id": 1, "eos_token_id": 2}
     return {**text, **small, **(TINY_TEXT if tiny else {})}
-
-
-def _encode_squares(model: PreTrainedModel, items: Sequence[ItemTensors]) -> Sequence[torch.Tensor]:
-    pixels = torch.stack([item["pixel_values"] for item in items]).to(model.device, model.dtype)
-    features = model.get_image_features(pixel_values=pixels).pooler_output
-    return [own.cpu() for own in features]
-
-
-def _encode_grids(model: PreTrainedModel, items: Sequence[ItemTensors]) -> Sequence[torch.Tensor]:
-    patches = torch.cat([item["pixel_values"] for item in items]).to(model.device, model.dtype)
-    num_frames = model.config.vision_config.temporal_patch_size
-    frames = patches.view(len(patches), 3, 1, -1).expand(-1, -1, num_frames, -1).flatten(1)
-    grids = torch.stack([item["image_grid_thw"] for item in items]).to(model.device)
-    features = model.get_image_features(pixel_values=frames, image_grid_thw=grids).pooler_output
-    return [own.cpu() for own in features]
 
 
 def _num_weights(module: torch.nn.Module) -> int:
@@ -124,9 +110,8 @@ def _clip_operations(model: PreTrainedModel, item: ItemTensors) -> int:
     num_patches = (vision.image_size // vision.patch_size) ** 2
     # The class token passes all layers but the first convolution and the projector.
     tower = model.get_submodule("model.vision_tower")
-    weights = (num_patches + 1) * _num_weights(tower) + num_patches * _num_weights(
-        model.get_submodule("model.multi_modal_projector")
-    )
+    projector = model.get_submodule("model.multi_modal_projector")
+    weights = (num_patches + 1) * _num_weights(tower) + num_patches * _num_weights(projector)
     attention = _attention_operations(vision.num_hidden_layers, vision.hidden_size, num_patches + 1)
     return int(2 * weights + attention)
 
@@ -160,28 +145,13 @@ def make_theirs(engine: EncoderEngine, config: PreTrainedConfig, device: torch.d
     return theirs.eval()
 
 
-def encode_all(engine: EncoderEngine, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
-    for index, item in enumerate(items):
-        engine.add_request(str(index), "image", item)
-    found: dict[str, torch.Tensor] = {}
-    while engine.has_unfinished():
-        for output in engine.step():
-            if output.error is not None:
-                raise output.error
-            assert output.embeddings is not None
-            found[output.request_id] = output.embeddings
-    return [found[str(index)] for index in range(len(items))]
-
-
 def measure_load(load: Load, device: torch.device, limits: Limits, rounds: int) -> dict[str, Any]:
     their_config = copy.deepcopy(load.config)
     engine = make_engine(load.config, device)
     theirs = make_theirs(engine, their_config, device)
 
-    @torch.inference_mode()
     def in_batches(size: int) -> list[torch.Tensor]:
-        starts = range(0, len(load.items), size)
-        return [own for start in starts for own in load.encode(theirs, load.items[start : start + size])]
+        return encode_in_batches(theirs, load.items, size)
 
     found, expected = encode_all(engine, load.items), in_batches(1)
     seconds = seconds_of(device, lambda: encode_all(engine, load.items), rounds)
@@ -206,20 +176,16 @@ def _distance(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def main() -> None:
-    parser = device_parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=3, help="how often each side encodes; the best time counts")
+    parser = device_parser(__doc__, rounds=3)
     options = parser.parse_args()
     device = chosen_device(parser, options)
     limits = measure_limits(device, tiny=options.tiny)
     torch.manual_seed(0)
-    measured: dict[str, Any] = {"limits": limits.shown()}
-    document: dict[str, Any] = {"checks": {}, "measured": measured, "machine": machine_of(device)}
-    for name, make_load in {"clip": clip_load, "qwen2_vl": qwen2_vl_load}.items():
-        measured[name] = measure_load(make_load(tiny=options.tiny), device, limits, options.rounds)
-        document["checks"][name] = at_least(measured[name]["share_of_limit"], TARGETS[name])
-        print(name, measured[name], flush=True)
-        save(document, options.output)
-    publish(document, options.output)
+    measurements = {
+        name: partial(measure_load, make_load(tiny=options.tiny), device, limits, options.rounds)
+        for name, make_load in {"clip": clip_load, "qwen2_vl": qwen2_vl_load}.items()
+    }
+    publish(measure_all(measurements, device, options.output, TARGETS, limits=limits.shown()), options.output)
 
 
 if __name__ == "__main__":

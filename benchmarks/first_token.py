@@ -22,10 +22,8 @@ returns 1 KB, the same to a method of a deployment through its handle, and from 
 the ingress's `/ping`. The last line is one JSON document.
 """
 
-import argparse
 import http.client
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -37,14 +35,15 @@ import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from benchmarks.document import at_most, publish, this_machine
+from benchmarks.document import at_most, make_parser, publish, this_machine
+from benchmarks.pictures import new_content
 from benchmarks.random_checkpoint import make_checkpoint
-from benchmarks.streaming_client import Content, StreamedAnswer, ask
-from benchmarks.vllm_cpu import MODEL, new_content
+from benchmarks.streaming_client import Answer, ask
 from raylens.deployments.config import AppConfig
 from raylens.deployments.launch.local_cluster import LOGGING, free_port, running_app
 from raylens.deployments.metrics.waterfall_stages import WATERFALL
 
+MODEL = "random"
 KINDS = ("unique", "repeated", "text")
 PARTS = WATERFALL[: WATERFALL.index("prefill") + 1]
 """The stages before the first token, by their names in `stage_timings`."""
@@ -102,18 +101,19 @@ def ping(url: str) -> float:
     return time.perf_counter() - started
 
 
-def ask_rested(url: str, content: Content) -> StreamedAnswer:
+def ask_rested(url: str, kind: str) -> Answer:
+    content = new_content(kind)
     time.sleep(_REST_SECONDS)
     return ask(url, MODEL, content, 1, stage_timings=True)
 
 
-def figures_of(answer: StreamedAnswer) -> Figures:
+def figures_of(answer: Answer) -> Figures:
     """Returns the parts of one TTFT, in milliseconds."""
     seconds = answer.timings["seconds"]
     parts = {name: seconds[name] * 1e3 for name in PARTS if name in seconds}
     side_by_side = max(parts["render"], parts.get("encode", 0.0))
     in_a_row = sum(parts.get(name, 0.0) for name in ("media_fetch", "media_decode", "processor", "prefill"))
-    ttft = answer.first * 1e3
+    ttft = answer.ttft * 1e3
     return {
         "ttft": ttft,
         **parts,
@@ -130,7 +130,7 @@ def measure(url: str, rounds: int) -> dict[str, Figures]:
     trips: dict[str, list[float]] = {"actor": [], "serve_handle": [], "http": []}
     for turn in range(rounds + 1):
         for kind in sorted(KINDS, reverse=turn % 2 == 1):
-            asked = [ask_rested(url, new_content(kind)) for _ in range(REQUESTS)]
+            asked = [ask_rested(url, kind) for _ in range(REQUESTS)]
             if turn > 0:  # the first round warms up
                 answers[kind] += [figures_of(one) for one in asked]
         bare = {**caller.trips.remote(TRIPS).result(), "http": [ping(url) for _ in range(TRIPS)]}
@@ -146,11 +146,8 @@ def measure(url: str, rounds: int) -> dict[str, Figures]:
     return medians
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=6, help="default: %(default)s")
-    parser.add_argument("--output", type=Path, help="write the JSON document here too")
-    options = parser.parse_args()
+def main() -> None:
+    options = make_parser(__doc__, rounds=6).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         make_checkpoint(Path(folder))
         config = AppConfig(model=folder, served_model_name=MODEL)
@@ -163,8 +160,7 @@ def main() -> int:
         f"transport, {kind}, ms": at_most(measured[kind]["transport"], target) for kind, target in TARGETS.items()
     }
     publish({"checks": checks, "measured_ms": measured, "machine": this_machine()}, options.output)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

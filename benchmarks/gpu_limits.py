@@ -2,7 +2,7 @@
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,11 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.document import this_machine
+from benchmarks.document import at_least, make_parser, save, this_machine
 
 _ROUNDS = 10
+
+Figures = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,11 @@ def seconds_of(device: torch.device, action: Callable[[], object], rounds: int) 
     return min(times)
 
 
-def device_parser(description: str | None) -> argparse.ArgumentParser:
+def device_parser(description: str | None, *, rounds: int | None = None) -> argparse.ArgumentParser:
     """Returns a parser with the common options of device benchmarks."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(description, rounds=rounds)
     parser.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, whose figures mean nothing: tries the code")
-    parser.add_argument("--output", type=Path, help="also write the JSON document there")
     return parser
 
 
@@ -80,10 +81,26 @@ def chosen_device(parser: argparse.ArgumentParser, options: argparse.Namespace) 
     return device
 
 
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-def machine_of(device: torch.device) -> dict[str, Any]:
+def machine_of(device: torch.device, **settings: Any) -> Figures:
     """Returns `this_machine` with the device's name."""
-    return this_machine(device=device_name(device), transformers=transformers.__version__)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return this_machine(device=name, transformers=transformers.__version__, **settings)
+
+
+def measure_all(
+    measurements: Mapping[str, Callable[[], Figures]],
+    device: torch.device,
+    output: Path | None,
+    targets: Mapping[str, float],
+    **measured: Any,
+) -> Figures:
+    """Returns the document of these measurements and of those `measured` before. Writes it to `output` after each, so a
+    later failure loses nothing. `targets`: minimum shares of the limit, by the measurement's name."""
+    document: Figures = {"checks": {}, "measured": measured, "machine": machine_of(device)}
+    for name, measure in measurements.items():
+        measured[name] = measure()
+        print(name, measured[name], flush=True)
+        if name in targets:
+            document["checks"][name] = at_least(measured[name]["share_of_limit"], targets[name])
+        save(document, output)
+    return document

@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.document import publish, save, this_machine
-from benchmarks.gpu_limits import chosen_device, device_name, device_parser
-from benchmarks.large_checkpoint import LANGUAGE_LAYERS, make_large_checkpoint
-from benchmarks.preprocess import photograph
+from benchmarks.document import publish, save
+from benchmarks.gpu_limits import chosen_device, device_parser, machine_of
+from benchmarks.pictures import photograph
+from benchmarks.random_checkpoint import LANGUAGE_LAYERS, make_large_checkpoint
 from benchmarks.text_under_pictures import app_config, arrivals, capacity, run_load, shown
-from raylens.deployments.config import AppConfig
 from raylens.deployments.launch.local_cluster import free_port, running_app
 
 LOADS = (0.5, 1.0)
@@ -36,22 +35,13 @@ TINY_SECONDS = 3.0
 TINY_SETTINGS: dict[str, dict[str, Any]] = {"separate": {}, "inline": {"encode": {"placement": "inline"}}}
 
 
-def served(folder: Path, settings: dict[str, Any], *, tiny: bool) -> AppConfig:
-    """Returns server settings in which only the GPU stages are a bottleneck."""
-    base = app_config(folder).model_dump(exclude_unset=True)
-    number = 1 if tiny else NUM_PREPROCESS
-    base["preprocess"] = {"min_replicas": number, "max_replicas": number}
-    for name, value in settings.items():
-        base[name] = base.get(name, {}) | value if isinstance(value, dict) else value
-    return AppConfig.model_validate(base)
-
-
 def measure(folder: Path, seconds: float, output: Path | None, document: dict[str, Any], *, tiny: bool) -> None:
     """Adds each server's figures under each load to the document, and writes it after each load."""
     photo, rate = photograph(*((256, 256) if tiny else (1024, 1024))), None
     concurrency, count = (2, 4) if tiny else (CONCURRENCY, NUM_PICTURES)
+    preprocess = dict.fromkeys(("min_replicas", "max_replicas"), 1 if tiny else NUM_PREPROCESS)
     for name, settings in (TINY_SETTINGS if tiny else SETTINGS).items():
-        config = served(folder, settings, tiny=tiny)
+        config = app_config(folder, preprocess=preprocess, **settings)
         with running_app(config, host="127.0.0.1", port=free_port()) as url:
             held = capacity(url, photo, concurrency=concurrency, num_pictures=count)  # also warms up
             document["measured"][f"{name}_capacity"] = {"pictures_per_second": round(held, 2)}
@@ -69,7 +59,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of arrivals at each load (default: %(default)s)")
     options = parser.parse_args()
     device = chosen_device(parser, options)
-    machine = this_machine(device=device_name(device), layers=LANGUAGE_LAYERS[options.model])
+    machine = machine_of(device, layers=LANGUAGE_LAYERS[options.model])
     document: dict[str, Any] = {"measured": {}, "machine": machine}
     with tempfile.TemporaryDirectory() as folder:
         make_large_checkpoint(options.model, Path(folder), device, tiny=options.tiny)

@@ -2,25 +2,19 @@
 
     python -m benchmarks.hostile_clients [--output FILE] [--only NAME ...] [--rounds N]
 
-`benchmarks.attacks` has the attacks: bodies of 100 MB, JSON of 20 to 101 MB, bodies that trickle in, thousands of half
-headers, pictures from hosts that never finish, bombs (50,000 x 50,000 pixels in a few bytes), 4K pictures at the
-highest accepted rate, small files of 7000 x 7000 pixels, grammars that take long to compile or to follow, headers that
-Ray Serve reads, another user's connections to the internal ports of Raylens and Ray, and malformed messages to the
-shard.
-
-Each attack runs for ten seconds in its own process, at low CPU priority, because real attackers have their own
-machines. Other processes request the health fifty times a second, and continuously stream answers about a small picture
-and a text. All attacks take turns for several rounds. Each time is the median of its rounds, because the machine often
-causes the slowest of some hundred answers. A control client shows the machine's part: it sends its JSON to a server
-that only reads.
+`benchmarks.attacks` has the attacks: large bodies and JSON, slow bodies and headers, endless pictures, bombs, many
+pixels, costly grammars, headers that Ray Serve reads, connections of another user, and malformed messages. Each attack
+runs for ten seconds in its own process, at low CPU priority, because real attackers have their own machines. Other
+processes request the health fifty times a second, and continuously stream answers about a small picture and a text. All
+attacks take turns for several rounds. Each time is the median of its rounds, because the machine often causes the
+slowest of some hundred answers. A control client shows the machine's part: it sends its JSON to a server that only
+reads.
 
 Afterwards the benchmark lists the server's listening ports, and its sockets that another user of the machine can reach.
 The last line is one JSON document.
 """
 
-import argparse
 import http.client
-import io
 import json
 import multiprocessing
 import os
@@ -29,7 +23,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -41,12 +35,12 @@ from urllib.parse import urlsplit
 from PIL import Image
 
 from benchmarks.attacks import ATTACKS, CHAT, CONTROL, Attack, Target
-from benchmarks.document import publish, this_machine
+from benchmarks.document import at_most, make_parser, publish, this_machine
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.deployments.config import AppConfig
-from raylens.deployments.launch.demo import picture_part
 from raylens.deployments.launch.local_cluster import APP_NAME, free_port, running_app
 from tests.listening import listeners, sockets_open_to_nobody, undocumented
+from tests.pictures import encoded, user_message
 from tests.replicas import proxy_pids, replica_pids
 
 if TYPE_CHECKING:
@@ -58,7 +52,6 @@ TARGET_SECONDS = 0.1
 # This attack takes every connection; a new client waits until one is dropped.
 TARGETS = {"4200 half headers": 1.0}
 MAX_GROWTH_MB = 1500.0
-NUM_ROUNDS = 3
 NUM_NEIGHBOUR_TOKENS = 64
 SHARD = "Shared-0"
 MAX_DESCRIPTORS = 2000
@@ -69,8 +62,7 @@ MOST = ("growth_mb", "preprocess_growth_mb", "most_descriptors")
 
 def ask_for_health(url: str, started: Event, stop: Event, times: Any) -> None:
     started.set()
-    to = urlsplit(url)
-    connection = http.client.HTTPConnection(to.hostname or "", to.port, timeout=30)
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
     while not stop.wait(0.02):
         asked_at = time.perf_counter()
         connection.request("GET", "/health")
@@ -82,44 +74,30 @@ def ask_for_health(url: str, started: Event, stop: Event, times: Any) -> None:
 def ask_as_a_neighbour(url: str, started: Event, stop: Event, times: Any) -> None:
     """Measures seconds of whole streamed answers, each about another small picture."""
     started.set()
-    to = urlsplit(url)
     while not stop.wait(0.1):
-        buffer = io.BytesIO()
-        Image.effect_noise((96, 96), 50).convert("RGB").save(buffer, "PNG")
-        content = [picture_part(buffer.getvalue()), {"type": "text", "text": "Hello"}]
-        body = {"model": "shapes", "messages": [{"role": "user", "content": content}], "stream": True}
+        message = user_message("Hello", encoded(Image.effect_noise((96, 96), 50).convert("RGB")))
+        body = {"model": "shapes", "messages": [message], "stream": True}
         body |= {"max_tokens": NUM_NEIGHBOUR_TOKENS, "ignore_eos": True}
         asked_at = time.perf_counter()
-        with closing(http.client.HTTPConnection(to.hostname or "", to.port, timeout=60)) as connection:
+        with closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)) as connection:
             connection.request("POST", CHAT, json.dumps(body), {"Content-Type": "application/json"})
             response = connection.getresponse()
             is_whole = response.read().rstrip().endswith(b"[DONE]")
         times.append(time.perf_counter() - asked_at if is_whole else 60.0)
 
 
-def endless_host() -> str:
-    """Returns the URL of a picture that arrives at one byte per second, on a server in this process."""
-    server = socket.create_server(("127.0.0.1", 0), backlog=256)
+class _Host(BaseHTTPRequestHandler):
+    """Sends a picture at one byte per second, and only reads the requests of the control client."""
 
-    def drip(connection: socket.socket) -> None:
-        try:
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "1000000")
+        self.end_headers()
+        with suppress(OSError):
             while True:
-                connection.sendall(b"x")
+                self.wfile.write(b"x")
                 time.sleep(1)
-        except OSError:
-            connection.close()
 
-    def accept() -> None:
-        while True:
-            connection, _ = server.accept()
-            threading.Thread(target=drip, args=(connection,), daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
-    return f"http://127.0.0.1:{server.getsockname()[1]}/picture.png"
-
-
-class _Reader(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         left = int(self.headers["Content-Length"])
         while left > 0 and (piece := self.rfile.read1(min(left, 2**18))):
@@ -132,34 +110,38 @@ class _Reader(BaseHTTPRequestHandler):
         """No output."""
 
 
-def reading_server() -> str:
-    """Returns the URL of a server, in this process, that only reads its requests."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Reader)
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 256
+
+
+def running_host() -> str:
+    """Returns the URL of a `_Host` in this process."""
+    server = _Server(("127.0.0.1", 0), _Host)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http://127.0.0.1:{server.server_port}"
 
 
-def resident_megabytes(pids: Iterable[int]) -> dict[int, float]:
-    """Returns resident megabytes by process, without ended ones, such as replicas that were scaled down."""
+def by_process(pids: Iterable[int], figure: Callable[[Path], float]) -> dict[int, float]:
+    """Returns a figure of each process's folder in /proc, without ended ones, such as replicas that were scaled
+    down."""
     found = {}
     for pid in pids:
         with suppress(FileNotFoundError, ProcessLookupError):
-            found[pid] = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 1e6
+            found[pid] = figure(Path(f"/proc/{pid}"))
     return found
+
+
+def resident_megabytes(pids: Iterable[int]) -> dict[int, float]:
+    return by_process(pids, lambda folder: int((folder / "statm").read_text().split()[1]) * 4096 / 1e6)
+
+
+def num_descriptors(folder: Path) -> int:
+    return len(list((folder / "fd").iterdir()))
 
 
 def growth_megabytes(before: dict[int, float]) -> float:
     """Returns the growth of the processes that still run."""
     return sum(megabytes - before[pid] for pid, megabytes in resident_megabytes(before).items())
-
-
-def num_descriptors(pids: Iterable[int]) -> int:
-    """Returns the maximum over the processes."""
-    found = [0]
-    for pid in pids:
-        with suppress(FileNotFoundError, ProcessLookupError):
-            found.append(len(os.listdir(f"/proc/{pid}/fd")))
-    return max(found)
 
 
 def speaking_ports() -> tuple[list[int], list[int]]:
@@ -201,7 +183,7 @@ def measure(url: str, target: Target, attack: Attack | None) -> dict[str, float]
         front = resident_megabytes([*replica_pids("Ingress"), *proxy_pids()])
         preprocess = resident_megabytes(replica_pids("Preprocess"))
         listening = [*replica_pids("Ingress"), *replica_pids(SHARD)]
-        growth, descriptors = 0.0, 0
+        growth = descriptors = 0.0
 
         def start(target: Any, *arguments: Any) -> Any:
             started = context.Event()
@@ -216,7 +198,7 @@ def measure(url: str, target: Target, attack: Attack | None) -> dict[str, float]
         deadline = time.monotonic() + SECONDS
         while time.monotonic() < deadline:
             growth = max(growth, growth_megabytes(front))
-            descriptors = max(descriptors, num_descriptors(listening))
+            descriptors = max(descriptors, *by_process(listening, num_descriptors).values())
             time.sleep(0.05)
         stop.set()
         for process in asking:
@@ -249,30 +231,16 @@ def summary(rounds: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def _checks(name: str, found: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    slowest, growth, target = found["slowest_seconds"], found["growth_mb"], TARGETS.get(name, TARGET_SECONDS)
-    most = found["most_descriptors"]
     return {
-        f"health, {name}": {"value": slowest, "target": target, "ok": slowest < target},
-        f"memory, {name}": {"value": growth, "target": MAX_GROWTH_MB, "ok": growth < MAX_GROWTH_MB},
-        f"descriptors, {name}": {"value": most, "target": MAX_DESCRIPTORS, "ok": most < MAX_DESCRIPTORS},
-    }
-
-
-def open_doors() -> dict[str, list[str]]:
-    """Returns listening ports that docs/security.md does not list, and Unix sockets that another user can reach."""
-    return {
-        "listening beside what is documented": [
-            f"{one.process} at {one.address}:{one.port}" for one in undocumented(listeners(os.getpid()))
-        ],
-        "sockets that another user reaches": sockets_open_to_nobody(),
+        f"health, {name}": at_most(found["slowest_seconds"], TARGETS.get(name, TARGET_SECONDS)),
+        f"memory, {name}": at_most(found["growth_mb"], MAX_GROWTH_MB),
+        f"descriptors, {name}": at_most(found["most_descriptors"], MAX_DESCRIPTORS),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="also write the document to this file")
+    parser = make_parser(__doc__, rounds=3)
     parser.add_argument("--only", nargs="*", choices=list(ATTACKS), default=list(ATTACKS), help="which attacks")
-    parser.add_argument("--rounds", type=int, default=NUM_ROUNDS, help="of all attacks; default: %(default)s")
     args = parser.parse_args()
     config = AppConfig.model_validate(
         {"model": str(BUNDLED_MODEL), "media": {"fetch": {"allow_private_addresses": True}}}
@@ -280,13 +248,17 @@ def main() -> None:
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in args.only}
     checks: dict[str, dict[str, Any]] = {}
     with running_app(config, host="127.0.0.1", port=free_port(), say=lambda line: print(line, file=sys.stderr)) as url:
-        target = Target(url, endless_host(), *speaking_ports(), shard_address())
-        control = replace(target, url=reading_server())
+        host = running_host()
+        target = Target(url, f"{host}/picture.png", *speaking_ports(), shard_address())
+        control = replace(target, url=host)
         for name in args.only * args.rounds:
             rounds[name].append(measure(url, control if name == CONTROL else target, ATTACKS[name]))
             print(f"{name}: {rounds[name][-1]}", flush=True)
         if os.geteuid() == 0:
-            checks |= {name: {"value": found, "ok": not found} for name, found in open_doors().items()}
+            ports = [f"{one.process} at {one.address}:{one.port}" for one in undocumented(listeners(os.getpid()))]
+            sockets = sockets_open_to_nobody()
+            checks["listening beside what is documented"] = {"value": ports, "ok": not ports}
+            checks["sockets that another user reaches"] = {"value": sockets, "ok": not sockets}
     measured = {name: summary(found) for name, found in rounds.items()}
     for name, found in measured.items():
         if name != CONTROL:

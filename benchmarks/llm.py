@@ -15,47 +15,56 @@ Neither side converts tokens to text. The last line is one JSON document. Checks
 programs use the machine, too.
 """
 
-import argparse
+import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
-from transformers import LlavaForConditionalGeneration, PreTrainedModel
+from transformers import LlavaForConditionalGeneration
 
-from benchmarks.answers import NEW_TOKENS, PARAMS, PROMPT_TOKENS, Prompts, answer, compare, make_prompts
-from benchmarks.decode_steps import make_engine, measure_steps
-from benchmarks.document import at_least, at_most, publish, this_machine
+from benchmarks.answers import Prompts, add_requests, answer, generate, make_prompts
+from benchmarks.document import at_least, at_most, make_parser, publish, this_machine
 from benchmarks.random_checkpoint import make_checkpoint
+from raylens.cpu_kernels.library import VARIABLE
+from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
-from raylens.preprocess.schema import ProcessedPrompt
+from raylens.llm.scheduler import ScheduledChunk
+from raylens.llm.sequence import Sequence
 
+PROMPT_TOKENS, NEW_TOKENS = 128, 64
 TARGETS = {"batch_1": 1.2, "batch_8": 1.5, "concurrent_32": 3.0}
 """Minimum ratio of tokens per second to `generate`."""
 OVERHEAD_MS = 0.3
 STEP_RATIO, READ_SHARE = 2.2, 0.7
 """Minimum speed-up of steps by the kernels, and minimum share of the memory's speed."""
+STEPS = ((1, 42), (1, 300), (8, 42), (8, 300), (8, 1000), (16, 300))
+"""(decoding sequences, position of each)."""
 
 
-@torch.inference_mode()
-def generate(model: PreTrainedModel, prompts: Prompts) -> Prompts:
-    token_ids = torch.tensor(prompts)
-    output = model.generate(
-        input_ids=token_ids,
-        attention_mask=torch.ones_like(token_ids),
-        max_new_tokens=NEW_TOKENS,
-        min_new_tokens=NEW_TOKENS,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return output[:, PROMPT_TOKENS:].tolist()  # type: ignore[no-any-return]
-
-
-def generate_in_turn(model: PreTrainedModel, prompts: Prompts) -> Prompts:
-    return [generate(model, [prompt])[0] for prompt in prompts]
+def compare(ours: Callable[[], Prompts], theirs: Callable[[], Prompts], rounds: int) -> dict[str, Any]:
+    """Compares tokens per second of both, in turns, by best times, and whether all tokens were equal."""
+    times: tuple[list[float], list[float]] = ([], [])
+    is_equal = True
+    for _ in range(rounds):
+        answers = []
+        for side, own_times in zip((ours, theirs), times, strict=True):
+            start = time.perf_counter()
+            answers.append(side())
+            own_times.append(time.perf_counter() - start)
+        is_equal &= answers[0] == answers[1]
+    num_tokens = sum(map(len, answers[0]))
+    our_time, their_time = map(min, times)
+    return {
+        "tokens_per_second": round(num_tokens / our_time, 1),
+        "generate_tokens_per_second": round(num_tokens / their_time, 1),
+        "ratio": round(their_time / our_time, 3),
+        "equal": is_equal,
+    }
 
 
 @torch.inference_mode()
@@ -72,8 +81,7 @@ def measure_overhead(engine: LLMEngine, prompts: Prompts) -> dict[str, float]:
 
     engine._runner.forward = timed_forward  # type: ignore[assignment]
     steps = []
-    for index, prompt in enumerate(prompts):
-        engine.add_request(str(index), ProcessedPrompt(prompt, [], []), [], PARAMS)
+    add_requests(engine, prompts, NEW_TOKENS)
     while engine.has_unfinished():
         start = time.perf_counter()
         outputs = engine.step()
@@ -88,13 +96,80 @@ def measure_overhead(engine: LLMEngine, prompts: Prompts) -> dict[str, float]:
     }
 
 
+def make_engine(folder: Path, kernels: str = "", **settings: Any) -> LLMEngine:
+    """Without the prefix cache, because prompts repeat in each round and `generate` recomputes them, too. Without
+    prompt lookup, so each token takes one step."""
+    own: dict[str, Any] = {"max_num_seqs": 32, "kv_cache_bytes": 2**28, "prefix_caching": False, "prompt_lookup": False}
+    with mock.patch.dict(os.environ, {VARIABLE: kernels}):
+        return LLMEngine(EngineConfig(str(folder), **(own | settings)))
+
+
+def decode_step(engine: LLMEngine, num_sequences: int, position: int) -> Callable[[], object]:
+    """Returns a step that computes the token at `position` of each sequence, with consecutive blocks."""
+    blocks = -(-(position + 1) // 16)
+    chunks = []
+    for index in range(num_sequences):
+        sequence = Sequence(str(index), [10 + index] * (position + 1), position, [], position + 2)
+        sequence.block_table = list(range(index * blocks, (index + 1) * blocks))
+        sequence.num_computed_tokens = position
+        chunks.append(ScheduledChunk(sequence, 1))
+    return lambda: engine._runner.run(chunks)
+
+
+@torch.inference_mode()
+def measure_steps(folder: Path, rounds: int, num_weight_bytes: int, max_threads: int) -> dict[str, Any]:
+    """Returns milliseconds of steps with and without kernels, best times in turns (ABBA), by the number of threads from
+    1 to `max_threads`; a step with kernels may use fewer. `ratio` compares the best thread counts of each side.
+    `num_weight_bytes`: weights read by a step."""
+    sides = {"kernels": "", "pytorch": "off"}
+    numbers = range(1, max_threads + 1)
+    engines = {
+        (side, threads): make_engine(folder, kernels, num_threads=threads)
+        for side, kernels in sides.items()
+        for threads in numbers
+    }
+    memory = torch.ones(num_weight_bytes // 4)
+    measured: dict[str, Any] = {}
+    for num_sequences, position in STEPS:
+        actions: dict[tuple[str, int], Callable[[], object]] = {
+            key: decode_step(engine, num_sequences, position) for key, engine in engines.items()
+        }
+        actions |= {("read", threads): memory.sum for threads in numbers}
+        times: dict[tuple[str, int], list[float]] = {key: [] for key in actions}
+        for turn in range(2 * rounds):
+            for key in sorted(actions, reverse=turn % 2 == 1):
+                torch.set_num_threads(key[1])
+                actions[key]()  # warms the CPU caches, which the other side has filled
+                start = time.perf_counter()
+                actions[key]()
+                times[key].append(time.perf_counter() - start)
+        milliseconds = {
+            name: {threads: round(min(times[name, threads]) * 1e3, 3) for threads in numbers}
+            for name in (*sides, "read")
+        }
+        best = {name: min(own.values()) for name, own in milliseconds.items()}
+        measured[f"{num_sequences}x{position}"] = {
+            **{f"{name}_ms": own for name, own in milliseconds.items()},
+            "ratio": round(best["pytorch"] / best["kernels"], 3),
+            "read_share": round(best["read"] / best["kernels"], 3),
+        }
+    return measured
+
+
 def measure(folder: Path, rounds: int) -> dict[str, Any]:
     num_parameters = make_checkpoint(folder)
     model = LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
     engine = make_engine(folder)
-    prompts = make_prompts(32)
-    answer(engine, prompts)
-    generate(model, prompts[:8])
+    prompts = make_prompts(32, PROMPT_TOKENS)
+
+    def ours(count: int) -> Prompts:
+        return answer(engine, prompts[:count], NEW_TOKENS)
+
+    def theirs(batches: list[Prompts]) -> Prompts:
+        return [own for batch in batches for own in generate(model, batch, NEW_TOKENS)]
+
+    ours(32)
+    theirs([prompts[:8]])
     # A step reads only one row of the embedding per token.
     num_weights = num_parameters - model.get_input_embeddings().weight.numel()
     threads = torch.get_num_threads()
@@ -103,9 +178,9 @@ def measure(folder: Path, rounds: int) -> dict[str, Any]:
     return {
         "parameters": num_parameters,
         "steps": steps,
-        "batch_1": compare(lambda: answer(engine, prompts[:1]), lambda: generate(model, prompts[:1]), rounds),
-        "batch_8": compare(lambda: answer(engine, prompts[:8]), lambda: generate(model, prompts[:8]), rounds),
-        "concurrent_32": compare(lambda: answer(engine, prompts), lambda: generate_in_turn(model, prompts), 1),
+        "batch_1": compare(lambda: ours(1), lambda: theirs([prompts[:1]]), rounds),
+        "batch_8": compare(lambda: ours(8), lambda: theirs([prompts[:8]]), rounds),
+        "concurrent_32": compare(lambda: ours(32), lambda: theirs([[prompt] for prompt in prompts]), 1),
         "overhead": min((measure_overhead(engine, prompts[:8]) for _ in range(rounds)), key=lambda o: o["overhead_ms"]),
     }
 
@@ -123,10 +198,8 @@ def checks_of(measured: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10, help="how often each side answers; the best time counts")
+    parser = make_parser(__doc__, rounds=10)
     parser.add_argument("--threads", type=int, default=2, help="for both sides")
-    parser.add_argument("--output", type=Path, help="write the JSON document here too")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:

@@ -14,7 +14,7 @@ JSON document.
 import copy
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,17 +24,24 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from benchmarks.document import at_least, publish, save
-from benchmarks.gpu_limits import Limits, chosen_device, device_parser, machine_of, measure_limits, seconds_of
-from benchmarks.random_engine import Prompts, Shape, add_requests, make_engine, make_prompts
+from benchmarks.answers import Prompts, add_requests, generate, make_prompts, run_to_end
+from benchmarks.document import publish
+from benchmarks.gpu_limits import (
+    Figures,
+    Limits,
+    chosen_device,
+    device_parser,
+    measure_all,
+    measure_limits,
+    seconds_of,
+)
+from benchmarks.random_engine import Shape, make_engine
 from raylens.llm.engine import LLMEngine
 from raylens.modeling.merged_linear import LaterPart, MergedLinear
 
 GENERATED_BATCHES = (1, 64)
 TARGETS = {"decode_1": 0.80, "decode_64": 0.65, "prefill": 0.55}
 """Minimum shares of the limit."""
-
-Figures = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,7 @@ class Bench:
         """`names`: the selected measurements."""
         shape = Shape.of(device, tiny=tiny)
         if names == ["prefill"]:
-            shape = shape.with_batches([1])
+            shape = replace(shape, batches=(1,))  # the engine starts faster with fewer graphs
         return cls(device, shape, measure_limits(device, tiny=tiny), make_engine(shape, device), rounds)
 
     def prompts(self, batch: int) -> Prompts:
@@ -110,8 +117,7 @@ def measure_prefill(bench: Bench) -> Figures:
 
     def prefill() -> None:
         add_requests(engine, prompts, 1)
-        while engine.has_unfinished():
-            engine.step()
+        run_to_end(engine)
 
     seconds = seconds_of(bench.device, prefill, bench.rounds)
     # Only the last token passes the head. On average, a position attends to half of the prompt, in two products: with
@@ -155,8 +161,8 @@ def measure_generate(bench: Bench, theirs: PreTrainedModel, batch: int) -> Figur
     prompts = bench.prompts(batch)
     steps, answers = best_steps(bench, batch)
     rate = batch * len(steps) / sum(seconds for seconds, _ in steps)
-    plain, their_answers = generate_rate(bench, theirs, prompts, {})
-    compiled, _ = generate_rate(bench, theirs, prompts, {"cache_implementation": "static"})
+    plain, their_answers = generate_rate(bench, theirs, prompts)
+    compiled, _ = generate_rate(bench, theirs, prompts, cache_implementation="static")
     return {
         "tokens_per_second": round(plain, 1),
         "compiled_tokens_per_second": round(compiled, 1),
@@ -167,29 +173,15 @@ def measure_generate(bench: Bench, theirs: PreTrainedModel, batch: int) -> Figur
     }
 
 
-def generate_rate(
-    bench: Bench, model: PreTrainedModel, prompts: Prompts, settings: dict[str, Any]
-) -> tuple[float, Prompts]:
+def generate_rate(bench: Bench, model: PreTrainedModel, prompts: Prompts, **settings: Any) -> tuple[float, Prompts]:
     """Returns tokens per second after the first ones, and the answers."""
-    token_ids = torch.tensor(prompts, device=model.device)
     num_new, answers = bench.shape.new_tokens, Prompts()
 
-    @torch.inference_mode()
-    def generate(num_new: int) -> None:
-        output = model.generate(
-            input_ids=token_ids,
-            attention_mask=torch.ones_like(token_ids),
-            max_new_tokens=num_new,
-            min_new_tokens=num_new,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-            **settings,
-        )
-        answers[:] = output[:, token_ids.shape[1] :].tolist()
+    def answer(num_new: int) -> None:
+        answers[:] = generate(model, prompts, num_new, **settings)
 
-    first = seconds_of(bench.device, lambda: generate(1), bench.rounds)
-    everything = seconds_of(bench.device, lambda: generate(num_new), bench.rounds)
+    first = seconds_of(bench.device, lambda: answer(1), bench.rounds)
+    everything = seconds_of(bench.device, lambda: answer(num_new), bench.rounds)
     return len(prompts) * (num_new - 1) / (everything - first), answers
 
 
@@ -207,23 +199,14 @@ def measurements(bench: Bench, names: list[str]) -> dict[str, Callable[[], Figur
 
 
 def measured_document(bench: Bench, names: list[str], output: Path | None) -> dict[str, Any]:
-    """Returns the document. Writes it to `output` after each measurement, so a later failure loses nothing."""
-    measured: Figures = {"limits": bench.limits.shown(), "has_graphs": bench.engine._runner._graphs is not None}
-    document: dict[str, Any] = {"checks": {}, "measured": measured, "machine": machine_of(bench.device)}
-    for name, measure in measurements(bench, names).items():
-        measured[name] = measure()
-        print(name, measured[name], flush=True)
-        if name in TARGETS:
-            document["checks"][name] = at_least(measured[name]["share_of_limit"], TARGETS[name])
-        save(document, output)
-    return document
+    known = {"limits": bench.limits.shown(), "has_graphs": bench.engine._runner._graphs is not None}
+    return measure_all(measurements(bench, names), bench.device, output, TARGETS, **known)
 
 
 def main() -> None:
     names = ["decode", "prefill", "generate"]
-    parser = device_parser(__doc__)
-    parser.add_argument("measured", nargs="*", metavar="NAME", help="decode, prefill, generate (default: all)")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each side answers; the best time counts")
+    parser = device_parser(__doc__, rounds=3)
+    parser.add_argument("measured", nargs="*", metavar="NAME", help=f"{', '.join(names)} (default: all)")
     options = parser.parse_args()
     if unknown := set(options.measured) - set(names):
         parser.error(f"{', '.join(sorted(unknown))}: must be of {', '.join(names)}")

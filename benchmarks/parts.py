@@ -58,7 +58,7 @@ def run_part(part: Part, seconds: float | None = None) -> Outcome:
         started = time.monotonic()
         status = _run([sys.executable, *part.arguments, "--output", str(output)], log, limit)
         taken = round(time.monotonic() - started, 1)
-        document = _read(output)
+        document = json.loads(output.read_text()) if output.exists() else {}
         if status == 0:
             return Outcome("ok", taken, document=document)
         lines = log.read_text(errors="replace").splitlines()[-_NUM_LINES:]
@@ -91,10 +91,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _read(output: Path) -> Document:
-    if not output.exists():
-        return {}
-    document: Document = json.loads(output.read_text())
-    return document

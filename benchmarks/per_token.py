@@ -16,28 +16,24 @@ Engines have one thread, because the ingress and the client use the second core.
 and `generate_beside_engine_ms` isolate a token's path through the server. The last line is one JSON document.
 """
 
-import argparse
 import itertools
-import json
 import statistics
-import sys
 import tempfile
-import urllib.request
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 
-from benchmarks.document import at_most, publish, this_machine
-from benchmarks.parallel_streams import stream_together
+from benchmarks.answers import add_requests, run_to_end
+from benchmarks.document import at_most, make_parser, publish, this_machine
+from benchmarks.pictures import new_content
 from benchmarks.random_checkpoint import make_checkpoint
-from benchmarks.server_process import IMPORT_PATH, Server, cpu_seconds, replica_of, running_serve, thread_cpu_seconds
-from benchmarks.streaming_client import Content
+from benchmarks.server_process import Server, cpu_seconds, replica_of, running_serve, thread_cpu_seconds
+from benchmarks.streaming_client import Content, Sending, Stream, ask, events_of, run_streams, text_of
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
-from raylens.llm.sampling.params import SamplingParams
-from raylens.preprocess.schema import ProcessedPrompt
 from tests.metric_values import exported
 
 MODEL = "random"
@@ -54,36 +50,83 @@ Figures = dict[str, float]
 _numbers = itertools.count()
 
 
-def new_text() -> Content:
-    """Returns a message that no other request has."""
-    return [{"type": "text", "text": f"Number {next(_numbers)}: what is in the picture, and what is not?"}]
-
-
 @dataclass(frozen=True, slots=True)
-class StepCounts:
-    """A server's engine steps: their total seconds and their number."""
+class ParallelAnswers:
+    """The pieces received while all streams ran: from `begin`, the first text of the last stream to start, to `end`,
+    the last text of the first stream to finish. `seconds`: this duration. `gaps`: seconds between pieces of text of the
+    same stream; data received at once is one piece. `num_tokens`: all streams' tokens of this duration, by their share
+    of the text."""
 
+    begin: Figures
+    end: Figures
     seconds: float
-    number: float
+    gaps: list[float]
+    num_pieces: int
+    num_tokens: float
 
-    @classmethod
-    def of(cls, url: str) -> Self:
-        return cls(exported(url, "engine_step_seconds"), exported(url, "engine_steps"))
 
-    def mean_since(self, before: "StepCounts") -> float:
-        """Returns the mean step in milliseconds."""
-        return (self.seconds - before.seconds) / (self.number - before.number) * 1e3
+class Marks:
+    """Calls a function when the last stream begins, and when the first stream ends."""
+
+    def __init__(self, num_streams: int, at_mark: Callable[[], Figures]) -> None:
+        self._num_streams = num_streams
+        self._at_mark = at_mark
+        self._begun: set[int] = set()
+        self.begin: tuple[float, Figures] | None = None
+        self.end: tuple[float, Figures] | None = None
+
+    def on_data(self, stream: Stream) -> None:
+        moment, data = stream.received[-1]
+        if b"data: {" in data:
+            self._begun.add(id(stream))
+        if self.begin is None and len(self._begun) == self._num_streams:
+            self.begin = moment, self._at_mark()
+        if self.end is None and b'"finish_reason":"' in data:
+            self.end = moment, self._at_mark()
+
+
+def stream_together(
+    url: str, contents: Sequence[Content], num_tokens: int, at_mark: Callable[[], Figures]
+) -> ParallelAnswers:
+    """Streams greedy answers of exactly `num_tokens` tokens concurrently. Calls `at_mark` at the begin and at the end
+    of the time in which all of them run. Raises RuntimeError if there is no such time, or for a wrong answer."""
+    marks = Marks(len(contents), at_mark)
+    sendings = [Sending.of(0.0, MODEL, content, num_tokens) for content in contents]
+    streams = run_streams(url, sendings, marks.on_data)
+    if marks.begin is None or marks.end is None or marks.begin[0] >= marks.end[0]:
+        raise RuntimeError(f"{len(streams)} streams never ran all at once: ask for more tokens")
+    (begin_time, begin), (end_time, end) = marks.begin, marks.end
+    gaps, num_pieces, tokens = list[float](), 0, 0.0
+    for stream in streams:
+        pieces = list(_pieces(stream, num_tokens))
+        within = [(moment, length) for moment, length in pieces if begin_time <= moment <= end_time]
+        gaps += [after[0] - before[0] for before, after in itertools.pairwise(within)]
+        num_pieces += len(within)
+        tokens += num_tokens * sum(length for _, length in within) / sum(length for _, length in pieces)
+    return ParallelAnswers(begin, end, end_time - begin_time, gaps, num_pieces, tokens)
+
+
+def _pieces(stream: Stream, num_tokens: int) -> Iterator[tuple[float, int]]:
+    """Yields the time of each piece of text and its length in characters."""
+    usage = None
+    for moment, events in events_of(stream.received):
+        length = len(text_of(events))
+        usage = next((event["usage"] for event in events if event.get("usage")), usage)
+        if length:
+            yield moment, length
+    if usage is None or usage["completion_tokens"] != num_tokens:
+        raise RuntimeError(f"a stream ended with {usage}, not with {num_tokens} tokens")
 
 
 class Served:
     def __init__(self, url: str, server: Server) -> None:
         self.url = url
         self._ingress, self._generate = (replica_of(server, name) for name in ("Ingress", "Generate"))
-        self._steps = StepCounts.of(url)
+        self._steps = self._count_steps()
 
     def answer(self, num_streams: int, num_tokens: int) -> Figures:
-        contents = [new_text() for _ in range(num_streams)]
-        came = stream_together(self.url, MODEL, contents, num_tokens, self._cpu_seconds)
+        contents = [new_content() for _ in range(num_streams)]
+        came = stream_together(self.url, contents, num_tokens, self._cpu_seconds)
         names = came.begin.keys() & came.end.keys()
         cpu = {name: (came.end[name] - came.begin[name]) / came.num_tokens * 1e3 for name in names}
         threads = [seconds for name, seconds in cpu.items() if name not in ("ingress", "generate")]
@@ -99,8 +142,12 @@ class Served:
 
     def step(self) -> float:
         """Returns the mean step since the last call, in milliseconds."""
-        before, self._steps = self._steps, StepCounts.of(self.url)
-        return self._steps.mean_since(before)
+        (seconds, number), self._steps = self._steps, self._count_steps()
+        return (self._steps[0] - seconds) / (self._steps[1] - number) * 1e3
+
+    def _count_steps(self) -> tuple[float, float]:
+        """Returns the seconds and the number of all engine steps so far."""
+        return exported(self.url, "engine_step_seconds"), exported(self.url, "engine_steps")
 
     def _cpu_seconds(self) -> dict[str, float]:
         """Returns the CPU time of both replicas, and of each Generate thread by its number."""
@@ -111,32 +158,19 @@ class Served:
 
 def step_alone(engine: LLMEngine, num_prompt_tokens: int, num_streams: int, num_tokens: int) -> float:
     """Returns the mean step of an engine that answers prompts, in milliseconds."""
-    params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
     before = engine.stats
-    for index in range(num_streams):
-        first = 10 + next(_numbers) % 200
-        prompt = ProcessedPrompt([first, *range(10, 9 + num_prompt_tokens)], [], [])
-        engine.add_request(str(index), prompt, [], params)
-    while engine.has_unfinished():
-        engine.step()
+    prompts = [[10 + next(_numbers) % 200, *range(10, 9 + num_prompt_tokens)] for _ in range(num_streams)]
+    add_requests(engine, prompts, num_tokens)
+    run_to_end(engine)
     after = engine.stats
     seconds = sum(after.step_seconds.values()) - sum(before.step_seconds.values())
     return seconds / (after.num_steps - before.num_steps) * 1e3
 
 
-def count_prompt_tokens(url: str) -> int:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": new_text()}], "max_tokens": 1}
-    request = urllib.request.Request(
-        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request) as response:
-        return int(json.load(response)["usage"]["prompt_tokens"])
-
-
 def measure(served: Served, engine: LLMEngine, rounds: int) -> dict[str, Figures]:
     """Returns the medians of the server and of the engine alone, by the number of streams."""
     measured: dict[int, list[Figures]] = {count: [] for count in STREAMS}
-    num_prompt_tokens = count_prompt_tokens(served.url)
+    num_prompt_tokens = ask(served.url, MODEL, new_content(), 1).prompt_tokens
     with torch.inference_mode():
         for turn in range(rounds + 1):
             for count, num_tokens in STREAMS.items():
@@ -151,19 +185,13 @@ def measure(served: Served, engine: LLMEngine, rounds: int) -> dict[str, Figures
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--output", type=Path, help="write the JSON document here too")
-    options = parser.parse_args()
+def main() -> None:
+    options = make_parser(__doc__, rounds=3).parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint, config = Path(folder) / "checkpoint", Path(folder) / "config.json"
-        make_checkpoint(checkpoint)
-        args = {"model": str(checkpoint), "served_model_name": MODEL, "num_threads": NUM_THREADS}
-        args["generate"] = {"engine": ENGINE}
-        config.write_text(json.dumps({"applications": [{"import_path": IMPORT_PATH, "args": args}]}))
-        with running_serve(config) as (url, server):
-            engine = LLMEngine(EngineConfig(str(checkpoint), num_threads=NUM_THREADS, **ENGINE))
+        make_checkpoint(Path(folder))
+        settings = {"model": folder, "served_model_name": MODEL, "num_threads": NUM_THREADS}
+        with running_serve(settings | {"generate": {"engine": ENGINE}}) as (url, server):
+            engine = LLMEngine(EngineConfig(folder, num_threads=NUM_THREADS, **ENGINE))
             measured = measure(Served(url, server), engine, options.rounds)
     for count, figures in measured.items():
         print(f"{count:>2} streams {figures}")
@@ -171,8 +199,7 @@ def main() -> int:
     checks = {"step in the server over alone, 8 streams": at_most(round(ratio, 3), STEP_RATIO)}
     machine = this_machine(num_threads=NUM_THREADS)
     publish({"checks": checks, "measured": measured, "machine": machine}, options.output)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

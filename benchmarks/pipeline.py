@@ -6,13 +6,11 @@ Each scenario streams answers of 32 tokens at a fixed concurrency. `new pictures
 picture` the same one in every request, so the difference is the caches' effect. The last line is one JSON document.
 """
 
-import argparse
 import statistics
-import sys
-from pathlib import Path
 
-from benchmarks.document import publish, this_machine
-from benchmarks.streaming_client import Content, StreamedAnswer, ask_all, picture
+from benchmarks.document import make_parser, publish, this_machine
+from benchmarks.pictures import picture
+from benchmarks.streaming_client import Answer, Content, ask_all
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.deployments.config import AppConfig
 from raylens.deployments.launch.demo import picture_part
@@ -22,12 +20,12 @@ NUM_TOKENS = 32
 CONCURRENCIES = (1, 8)
 
 
-def summary(answers: list[StreamedAnswer], seconds: float) -> dict[str, float]:
+def summary(answers: list[Answer], seconds: float) -> dict[str, float]:
     gaps = [gap for answer in answers for gap in answer.gaps]
     return {
         "requests_per_second": len(answers) / seconds,
         "tokens_per_second": len(answers) * NUM_TOKENS / seconds,
-        "ttft_ms_p50": statistics.median(answer.first for answer in answers) * 1e3,
+        "ttft_ms_p50": statistics.median(answer.ttft for answer in answers) * 1e3,
         "gap_ms_p50": statistics.median(gaps) * 1e3,
         "gap_ms_p99": statistics.quantiles(gaps, n=100)[98] * 1e3,
     }
@@ -54,16 +52,14 @@ def measure(url: str, num_requests: int) -> dict[str, dict[str, float]]:
     return results
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> None:
+    parser = make_parser(__doc__)
     parser.add_argument("--requests", type=int, default=48, help="requests of each scenario (default: %(default)s)")
-    parser.add_argument("--output", type=Path, help="also write the JSON document there")
     args = parser.parse_args()
     with running_app(AppConfig(model=str(BUNDLED_MODEL)), host="127.0.0.1", port=free_port()) as url:
         results = measure(url, args.requests)
     publish({"machine": this_machine(), "model": "shapes", "scenarios": results}, args.output)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

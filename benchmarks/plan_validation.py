@@ -14,21 +14,17 @@ shows these cores, and the simulation gets the same figure. An error is (predict
 is one JSON document.
 """
 
-import argparse
 import random
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.document import at_most, publish, this_machine
-from benchmarks.open_loop_client import Sending, TimedAnswer
-from benchmarks.served_model import ROLES, Photos, Seconds, ServedModel, megapixels, sending, served_bundled_model
+from benchmarks.document import at_most, make_parser, publish, this_machine
+from benchmarks.served_model import ROLES, ServedModel, megapixels, question, sending, served_bundled_model
 from benchmarks.stage_costs import measure, shown
-from benchmarks.streaming_client import Content
+from benchmarks.streaming_client import Answer, Content, send_all
 from raylens.planning.costs import Costs
 from raylens.planning.load import Arrival, Picture
 from raylens.planning.simulation import Fleet, percentile, simulate
@@ -62,6 +58,10 @@ class Drawn:
             return "text"
         return "new picture" if self.number is None else "repeated picture"
 
+    @property
+    def content(self) -> Content:
+        return question([] if self.size is None else [(self.size, self.number)], self.words)
+
 
 def draw_request(draw: random.Random) -> Drawn:
     has_picture = draw.random() < PICTURE_SHARE
@@ -70,21 +70,7 @@ def draw_request(draw: random.Random) -> Drawn:
     return Drawn(size if has_picture else None, number, words, tokens)
 
 
-class Mix:
-    """The requests of all loads, for the server and for the simulation."""
-
-    def __init__(self, photos: Photos) -> None:
-        self._photos = photos
-
-    def content(self, drawn: Drawn) -> Content:
-        pictures = [] if drawn.size is None else [(drawn.size, drawn.number)]
-        return self._photos.question(pictures, drawn.words)
-
-    def sending(self, moment: float, drawn: Drawn) -> Sending:
-        return sending(moment, self.content(drawn), drawn.tokens)
-
-
-def arrival_of(drawn: Drawn, answer: TimedAnswer, key: int, tokens_per_picture: float) -> Arrival:
+def arrival_of(drawn: Drawn, answer: Answer, key: int, tokens_per_picture: float) -> Arrival:
     """Returns a request for the simulation: its sending time and its contents."""
     pictures: tuple[Picture, ...] = ()
     if drawn.size is not None:
@@ -93,36 +79,25 @@ def arrival_of(drawn: Drawn, answer: TimedAnswer, key: int, tokens_per_picture: 
     return Arrival(answer.sent, pictures, text_tokens, drawn.tokens)
 
 
-def capacity(served: ServedModel, mix: Mix) -> float:
+def capacity(served: ServedModel) -> float:
     """Returns requests per second at a fixed concurrency."""
     draw = random.Random(1)
     drawn = [draw_request(draw) for _ in range(CAPACITY_REQUESTS)]
-    asked = [(mix.content(one), one.tokens) for one in drawn]
+    asked = [(one.content, one.tokens) for one in drawn]
     began = time.perf_counter()
     with ThreadPoolExecutor(CAPACITY_CONCURRENCY) as pool:
         list(pool.map(lambda one: served.ask(*one), asked))
     return CAPACITY_REQUESTS / (time.perf_counter() - began)
 
 
-@dataclass(frozen=True)
-class Times:
-    """Times of a request: sent, first text and last text, in seconds."""
-
-    kind: str
-    sent: float
-    first: float
-    last: float
-    num_tokens: int
-
-
-def figures_of(requests: Sequence[Times], cores_busy: float) -> dict[str, float]:
-    seconds = max(request.last for request in requests) - requests[0].sent
-    ttfts = [(request.first - request.sent) * 1e3 for request in requests]
-    tpots = [(request.last - request.first) / (request.num_tokens - 1) * 1e3 for request in requests]
-    by_kind = {kind: [ttft for ttft, one in zip(ttfts, requests, strict=True) if one.kind == kind] for kind in KINDS}
+def figures_of(drawn: Sequence[Drawn], answers: Sequence[Answer], cores_busy: float) -> dict[str, float]:
+    seconds = max(answer.times[-1] for answer in answers) - answers[0].sent
+    ttfts = [answer.ttft * 1e3 for answer in answers]
+    tpots = [answer.tpot * 1e3 for answer in answers]
+    by_kind = {kind: [ttft for ttft, one in zip(ttfts, drawn, strict=True) if one.kind == kind] for kind in KINDS}
     return {
-        "requests_per_second": len(requests) / seconds,
-        "tokens_per_second": sum(request.num_tokens for request in requests) / seconds,
+        "requests_per_second": len(answers) / seconds,
+        "tokens_per_second": sum(answer.num_tokens for answer in answers) / seconds,
         "ttft_ms_p50": percentile(ttfts, 50),
         "ttft_ms_p95": percentile(ttfts, 95),
         **{f"ttft_ms_p50, {kind}": percentile(own, 50) for kind, own in by_kind.items()},
@@ -137,43 +112,32 @@ class Measured:
     """A load's measurement. `others`: cores used by other programs."""
 
     drawn: list[Drawn]
-    answers: list[TimedAnswer]
+    answers: list[Answer]
     others: float
     cores_busy: float
 
-    def figures(self) -> dict[str, float]:
-        times = [
-            Times(drawn.kind, answer.sent, answer.first, answer.last, answer.num_tokens)
-            for drawn, answer in zip(self.drawn, self.answers, strict=True)
-        ]
-        return figures_of(times, self.cores_busy)
 
-
-def run_load(served: ServedModel, mix: Mix, rate: float, seconds: float, seed: int) -> Measured:
+def run_load(served: ServedModel, rate: float, seconds: float, seed: int) -> Measured:
     """Runs a load, repeats it if other programs disturb it, and returns the quietest run."""
     tries: list[Measured] = []
     while len(tries) < MAX_TRIES and min((one.others for one in tries), default=1.0) > MAX_OTHERS:
-        tries.append(_try_load(served, mix, rate, seconds, seed))
+        tries.append(_try_load(served, rate, seconds, seed))
     return min(tries, key=lambda one: one.others)
 
 
-def _try_load(served: ServedModel, mix: Mix, rate: float, seconds: float, seed: int) -> Measured:
+def _try_load(served: ServedModel, rate: float, seconds: float, seed: int) -> Measured:
     draw = random.Random(seed)
     moments = [draw.expovariate(rate)]
     while moments[-1] < seconds:
         moments.append(moments[-1] + draw.expovariate(rate))
     drawn = [draw_request(draw) for _ in moments[:-1]]
-    sendings = [mix.sending(moment, one) for moment, one in zip(moments, drawn, strict=False)]
+    sendings = [sending(moment, one.content, one.tokens) for moment, one in zip(moments, drawn, strict=False)]
     began, before = time.perf_counter(), served.cpu()
-    answers, client = served.send(sendings)
+    answers, client = send_all(served.url, sendings)
     after, passed = served.cpu(), time.perf_counter() - began
-    own = _used(before, after) + client
+    own = sum(after[role] - before[role] for role in ROLES) + client
     others = max(0.0, after["machine"] - before["machine"] - own) / passed
     return Measured(drawn, answers, others, own / passed)
-
-
-def _used(before: Seconds, after: Seconds) -> float:
-    return sum(after[role] - before[role] for role in ROLES)
 
 
 def predicted(costs: Costs, measured: Measured, cores: int) -> dict[str, float]:
@@ -184,15 +148,15 @@ def predicted(costs: Costs, measured: Measured, cores: int) -> dict[str, float]:
     ]
     fleet = Fleet(cores=cores, has_client=True, background_cores=measured.others)
     outcome = simulate(costs, fleet, load)
-    times = [
-        Times(drawn.kind, one.arrival.moment, one.first_token, one.last_token, one.num_tokens)
-        for drawn, one in zip(measured.drawn, outcome.answers, strict=True)
+    answers = [
+        replace(answer, sent=one.arrival.moment, times=[one.first_token, one.last_token], num_tokens=one.num_tokens)
+        for answer, one in zip(measured.answers, outcome.answers, strict=True)
     ]
-    return figures_of(times, outcome.cores_busy + costs.background_cores)
+    return figures_of(measured.drawn, answers, outcome.cores_busy + costs.background_cores)
 
 
 def compared(measured: Measured, prediction: dict[str, float]) -> dict[str, Any]:
-    figures = measured.figures()
+    figures = figures_of(measured.drawn, measured.answers, measured.cores_busy)
     return {
         "measured": {name: round(value, 4) for name, value in figures.items()},
         "predicted": {name: round(value, 4) for name, value in prediction.items()},
@@ -218,22 +182,19 @@ def checks_of(loads: dict[str, dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="of measuring costs (default: %(default)s)")
+def main() -> None:
+    parser = make_parser(__doc__, rounds=3)
     parser.add_argument("--seconds", type=float, default=25.0, help="of arrivals at each load (default: %(default)s)")
-    parser.add_argument("--output", type=Path, help="write the JSON document here too")
     options = parser.parse_args()
     machine = this_machine()
-    mix = Mix(Photos())
     with served_bundled_model() as served:
         costs, phases = measure(served, options.rounds)
         for number in range(NUM_REPEATED):
             for size in SIZES:
-                served.ask(mix.content(Drawn(size, number + 1, WORDS[0], 1)), 1)
-        most = capacity(served, mix)
+                served.ask(question([(size, number + 1)]), 1)
+        most = capacity(served)
         print(f"costs are measured; the capacity is {most:.1f} requests a second", flush=True)
-        runs = {str(load): run_load(served, mix, load * most, options.seconds, seed) for seed, load in enumerate(LOADS)}
+        runs = {str(load): run_load(served, load * most, options.seconds, seed) for seed, load in enumerate(LOADS)}
     loads = {load: compared(own, predicted(costs, own, machine["cpus"])) for load, own in runs.items()}
     print_table(loads)
     document = {
@@ -245,8 +206,7 @@ def main() -> int:
         "machine": machine,
     }
     publish(document, options.output)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

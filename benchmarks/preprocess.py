@@ -1,13 +1,12 @@
 """The multimodal processor against direct calls of the Hugging Face processor, on one CPU thread.
 
-    python -m benchmarks.preprocess [--rounds 9] [--backend torchvision] [--output FILE]
+    python -m benchmarks.preprocess [--rounds 9] [--output FILE]
 
 Both get the bytes of a JPEG and a text prompt, in turns, in one run. `cold` decodes, processes and expands; `repeat`
 finds the picture by its hash and only expands. Sizes and patches are those of the released models; the tokenizers are
 small. The last line is one JSON document. Checks are ratios of best times, because other programs use the machine, too.
 """
 
-import argparse
 import io
 import json
 import tempfile
@@ -17,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.document import at_most, publish, this_machine
+from benchmarks.document import at_most, make_parser, publish, this_machine
+from benchmarks.pictures import photograph
 from raylens.modeling.families import load_family
 from raylens.preprocess.hasher import content_hash, mm_hash
 from raylens.preprocess.hf_processor import ImageBackend, load_processor
@@ -34,6 +33,7 @@ RELEASED: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"size": {"shortest_edge": 56 * 56, "longest_edge": 12_845_056}},
     "fuyu": {"size": {"height": 1080, "width": 1920}, "patch_size": {"height": 30, "width": 30}},
 }
+BACKEND: ImageBackend = "torchvision"
 SIZES = {"1024px": (1024, 1024), "4k": (3840, 2160)}
 COLD, REPEAT, MEMORY = 1.0, 0.02, 1.0
 """Targets: times and bytes relative to the Hugging Face processor's."""
@@ -65,27 +65,16 @@ class Contest:
         return mm_hash(content_hash(content), modality="image", processor_fingerprint=fingerprint)
 
 
-def contest(model_type: str, folder: Path, backend: ImageBackend) -> Contest:
+def contest(model_type: str, folder: Path) -> Contest:
     save_processor(model_type, "metaspace", folder)
     settings = json.loads((folder / "preprocessor_config.json").read_text())
     (folder / "preprocessor_config.json").write_text(json.dumps(settings | RELEASED[model_type]))
-    config = ProcessorConfig(str(folder), image_backend=backend, max_model_len=1_000_000)
+    config = ProcessorConfig(str(folder), image_backend=BACKEND, max_model_len=1_000_000)
     return Contest(
         MultiModalProcessor(config),
-        load_processor(load_family("preprocess", model_type), str(folder), backend=backend),
+        load_processor(load_family("preprocess", model_type), str(folder), backend=BACKEND),
         f"Look at this: {prompt_placeholder(model_type)} What is in the picture, and why?",
     )
-
-
-def photograph(width: int, height: int) -> bytes:
-    """Returns a JPEG with detail at all scales, like a camera's: about 0.3 bytes a pixel."""
-    random = np.random.default_rng(0)
-    coarse = random.integers(0, 256, (height // 16, width // 16, 3), dtype=np.uint8)
-    pixels = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), dtype=np.int16)
-    noisy = (pixels + random.integers(-8, 9, pixels.shape)).clip(0, 255).astype(np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(noisy).save(buffer, "JPEG", quality=90)
-    return buffer.getvalue()
 
 
 def seconds(action: Callable[[], Any]) -> float:
@@ -109,18 +98,14 @@ def compare(one: Contest, content: bytes, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9, help="times that each way is measured")
-    parser.add_argument("--backend", choices=["pil", "torchvision"], default="torchvision", help="image back end")
-    parser.add_argument("--output", type=Path, help="write the JSON document here too")
-    options = parser.parse_args()
+    options = make_parser(__doc__, rounds=9).parse_args()
     torch.set_num_threads(1)
     checks: dict[str, Any] = {}
     measured: dict[str, Any] = {}
     contents = {name: photograph(*size) for name, size in SIZES.items()}
     for model_type in RELEASED:
         with tempfile.TemporaryDirectory() as folder:
-            one = contest(model_type, Path(folder), options.backend)
+            one = contest(model_type, Path(folder))
             for size, content in contents.items():
                 found = compare(one, content, options.rounds)
                 measured[f"{model_type} {size}"] = found
@@ -136,8 +121,7 @@ def main() -> None:
                     f" repeat {ratios['repeat'][0]:.4f}x,"
                     f" {found['ours_bytes'] / 2**20:.1f} MiB an item, {ratios['bytes'][0]:.2f}x"
                 )
-    document = {"checks": checks, "measured": measured, "backend": options.backend, "machine": this_machine()}
-    publish(document, options.output)
+    publish({"checks": checks, "measured": measured, "machine": this_machine(backend=BACKEND)}, options.output)
 
 
 if __name__ == "__main__":

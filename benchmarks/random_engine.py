@@ -1,28 +1,22 @@
 """An engine with the language half of LLaVA 1.5 7B, with random weights made on the device."""
 
 import tempfile
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import torch
 from transformers import AutoConfig, AutoProcessor, PreTrainedModel
 
 from benchmarks.gpu_limits import dtype_of
-from benchmarks.large_checkpoint import LLAVA_7B
+from benchmarks.random_checkpoint import LLAVA_7B
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.llm.attention import ATTENTION_NAME, register_paged_attention
 from raylens.llm.config import DtypeName, EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.llm.models.family import LanguageFamily
 from raylens.llm.ranks.parallel import ProcessGroup
-from raylens.llm.sampling.params import SamplingParams
 from raylens.modeling.families import load_family
-from raylens.preprocess.schema import ProcessedPrompt
-
-Prompts = list[list[int]]
 
 _TINY = {
     "hidden_size": 64,
@@ -61,12 +55,8 @@ class Shape:
         if device.type == "cpu":
             return full
         room = torch.cuda.mem_get_info(device)[1] * _MEMORY_SHARE - full.num_weights * full.dtype.itemsize
-        fitting = [one for one in full.batches if full.num_positions(one) * full.position_bytes <= room]
-        return full.with_batches(fitting)
-
-    def with_batches(self, batches: Iterable[int]) -> "Shape":
-        """Returns the shape with other batches. Smaller batches need fewer graphs, so the engine starts faster."""
-        return replace(self, batches=tuple(batches))
+        fitting = tuple(one for one in full.batches if full.num_positions(one) * full.position_bytes <= room)
+        return replace(full, batches=fitting)
 
     def prompt_length(self, batch: int) -> int:
         return min(self.prompt_tokens, self.batch_positions // batch)
@@ -142,16 +132,3 @@ def _random_half(config: EngineConfig, group: ProcessGroup | None = None) -> tup
         if parameter.ndim == 2:
             parameter.normal_(std=parameter.shape[1] ** -0.5, generator=generator)
     return half.eval().requires_grad_(False), family
-
-
-def make_prompts(count: int, num_tokens: int) -> Prompts:
-    tokens = torch.randint(10, 200, (count, num_tokens), generator=torch.Generator().manual_seed(1))
-    prompts: Prompts = tokens.tolist()
-    return prompts
-
-
-def add_requests(engine: LLMEngine, prompts: Prompts, num_new: int) -> None:
-    """Adds greedy requests of exactly `num_new` tokens, named 0, 1 and so on."""
-    params: Any = SamplingParams(max_tokens=num_new, temperature=0.0, ignore_eos=True)
-    for index, prompt in enumerate(prompts):
-        engine.add_request(str(index), ProcessedPrompt(prompt, [], []), [], params)

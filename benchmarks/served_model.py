@@ -3,21 +3,19 @@
 import itertools
 import json
 import os
-import tempfile
+import string
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.open_loop_client import Sending, TimedAnswer, send_open_loop
-from benchmarks.preprocess import photograph
-from benchmarks.server_process import IMPORT_PATH, Server, cpu_seconds, running_serve, thread_cpu_seconds, tree_of
-from benchmarks.streaming_client import Content
+from benchmarks.pictures import photograph
+from benchmarks.server_process import Server, cpu_seconds, running_serve, thread_cpu_seconds, tree_of
+from benchmarks.streaming_client import Answer, Content, Sending, send_all
 from raylens.checkpoints import BUNDLED_MODEL
-from raylens.deployments.launch.demo import picture_part
+from tests.pictures import user_message
 
 MODEL = "shapes"
 SETTINGS: dict[str, Any] = {
@@ -27,7 +25,6 @@ SETTINGS: dict[str, Any] = {
     "generate": {"engine": {"prompt_lookup": False}},
 }
 """One thread per step and batch, and one token per step, as in the simulation."""
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SIZES = {0.3: (640, 480), 0.8: (1024, 768), 2.1: (1920, 1088)}
 """Pictures by size in megapixels."""
 ROLES = ("client", "proxy", "ingress", "shared", "preprocess", "encode", "generate", "engine", "controller", "beside")
@@ -43,11 +40,11 @@ def letters() -> list[int]:
     """Returns the tokens of lower-case letters. Each of these tokens is visible text at once. Parts of characters and
     control tokens have no text, so the client would see the first token late."""
     vocabulary = json.loads((BUNDLED_MODEL / "tokenizer.json").read_text())["model"]["vocab"]
-    return [vocabulary[letter] for letter in _LETTERS]
+    return [vocabulary[letter] for letter in string.ascii_lowercase]
 
 
 def sending(moment: float, content: Content, num_tokens: int) -> Sending:
-    return Sending.of(moment, MODEL, content, num_tokens, allowed_token_ids=letters())
+    return Sending.of(moment, MODEL, content, num_tokens, allowed_token_ids=letters(), stage_timings=True)
 
 
 def megapixels(size: float) -> float:
@@ -55,20 +52,19 @@ def megapixels(size: float) -> float:
     return width * height / 1e6
 
 
-@dataclass(frozen=True)
-class Photos:
-    """Pictures of all sizes. Each call returns unique bytes, unless a number is given."""
+@cache
+def _photo(size: float) -> bytes:
+    return photograph(*SIZES[size])
 
-    contents: dict[float, bytes] = field(default_factory=lambda: {size: photograph(*SIZES[size]) for size in SIZES})
 
-    def content(self, size: float, number: int | None = None) -> bytes:
-        """Appends a suffix, which decoders ignore."""
-        return self.contents[size] + f"{next(_numbers) if number is None else -number}".encode()
-
-    def question(self, pictures: Sequence[tuple[float, int | None]], num_words: int = 6) -> Content:
-        """Returns a request's content: pictures, each by its size and number, and a text of new words."""
-        parts = [picture_part(self.content(size, number)) for size, number in pictures]
-        return [*parts, {"type": "text", "text": " ".join(f"{next(_numbers) % 10**8:08d}" for _ in range(num_words))}]
+def question(pictures: Sequence[tuple[float, int | None]], num_words: int = 6) -> Content:
+    """Returns a request's content: pictures, each by its size and number, and a text of new words. A picture with the
+    number None differs from all others."""
+    # Decoders ignore bytes after the picture's end.
+    photos = [_photo(size) + f"{next(_numbers) if number is None else -number}".encode() for size, number in pictures]
+    words = " ".join(f"{next(_numbers) % 10**8:08d}" for _ in range(num_words))
+    content: Content = user_message(words, *photos)["content"]
+    return content
 
 
 class ServedModel:
@@ -78,12 +74,9 @@ class ServedModel:
         self._engine_thread: int | None = None
         self._roles: dict[int, str] = {}
 
-    def send(self, sendings: Sequence[Sending]) -> tuple[list[TimedAnswer], float]:
-        return send_open_loop(self.url, sendings)
-
-    def ask(self, content: Content, num_tokens: int) -> tuple[TimedAnswer, float]:
+    def ask(self, content: Content, num_tokens: int) -> tuple[Answer, float]:
         """Sends one request and waits for its answer. Returns the answer and the client's CPU seconds."""
-        (answer,), cpu = self.send([sending(0.0, content, num_tokens)])
+        (answer,), cpu = send_all(self.url, [sending(0.0, content, num_tokens)])
         return answer, cpu
 
     def cpu(self) -> Seconds:
@@ -130,13 +123,8 @@ def _machine_seconds() -> float:
 @contextmanager
 def served_bundled_model() -> Iterator[ServedModel]:
     """Serves the bundled model with SETTINGS, warmed up."""
-    args = {"model": str(BUNDLED_MODEL), **SETTINGS}
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "config.json"
-        file.write_text(json.dumps({"applications": [{"import_path": IMPORT_PATH, "args": args}]}))
-        with running_serve(file) as (url, server):
-            model = ServedModel(url, server)
-            photos = Photos()
-            for turn in range(30):
-                model.ask(photos.question([(0.3, None)] if turn % 2 else []), 64)
-            yield model
+    with running_serve({"model": str(BUNDLED_MODEL), **SETTINGS}) as (url, server):
+        model = ServedModel(url, server)
+        for turn in range(30):
+            model.ask(question([(0.3, None)] if turn % 2 else []), 64)
+        yield model

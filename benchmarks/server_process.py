@@ -1,12 +1,12 @@
 """Servers in separate processes, and the CPU time of processes."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +17,6 @@ from raylens.deployments.launch.local_cluster import APP_NAME, free_port
 from tests.replicas import parent, worker_pids
 
 TREE = Path(__file__).resolve().parent.parent
-IMPORT_PATH = "raylens.deployments.app:build_app"
 _START_SECONDS = 900.0
 _END_SECONDS = 20.0
 _CPUCLOCK_SCHED = 2  # Linux: together with ~pid << 3, the CPU clock of a process
@@ -30,13 +29,8 @@ def running_server(command: Sequence[str], url: str, *, environment: Mapping[str
     """Runs the server and yields it once `url` has a `/health`. `environment` extends this process's. Raises
     RuntimeError with the end of the server's log if the server does not start."""
     with tempfile.TemporaryFile("w+") as log:
-        server = subprocess.Popen(
-            command,
-            env={**os.environ, **environment},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        env = {**os.environ, **environment}
+        server = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             _await_health(url, server, log)
             yield server
@@ -45,13 +39,17 @@ def running_server(command: Sequence[str], url: str, *, environment: Mapping[str
 
 
 @contextmanager
-def running_serve(config: Path) -> Iterator[tuple[str, Server]]:
-    """Serves the config file. Yields the URL and the process of `raylens serve`."""
+def running_serve(settings: Mapping[str, Any]) -> Iterator[tuple[str, Server]]:
+    """Yields the URL and the process of `raylens serve` with these settings."""
+    application = {"import_path": "raylens.deployments.app:build_app", "args": settings}
     port = free_port()
-    command = [sys.executable, "-m", "raylens", "serve", "--config", str(config), "--port", str(port)]
     url = f"http://127.0.0.1:{port}"
-    with running_server(command, url, environment={"PYTHONPATH": str(TREE)}) as server:
-        yield url, server
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as config:
+        json.dump({"applications": [application]}, config)
+        config.flush()
+        command = [sys.executable, "-m", "raylens", "serve", "--config", config.name, "--port", str(port)]
+        with running_server(command, url, environment={"PYTHONPATH": str(TREE)}) as server:
+            yield url, server
 
 
 def replica_of(server: Server, deployment: str) -> int:
@@ -98,7 +96,7 @@ def _await_health(url: str, server: Server, log: Any) -> None:
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=5.0):
                 return
-        except (urllib.error.URLError, OSError):
+        except OSError:
             time.sleep(1.0)
     log.seek(0)
     raise RuntimeError(f"{' '.join(server.args)} does not serve:\n{log.read()[-4000:]}")  # type: ignore[arg-type]

@@ -6,38 +6,48 @@ Scenes come from seeds that no training uses. Pictures are sent as PNG at any si
 application itself unless `--url` names a running one. The last line is one JSON document; exits 1 below the target.
 """
 
-import argparse
-import io
-import json
+import random
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 from openai import OpenAI
+from PIL import Image
 
-from benchmarks.document import at_least
+from benchmarks.document import at_least, make_parser, publish
 from raylens.checkpoints import BUNDLED_MODEL
-from raylens.checkpoints.training.judge_shapes import Case, held_out_cases
+from raylens.checkpoints.training.questions import Question, QuestionDeck, draw_small_talk
+from raylens.checkpoints.training.scenes import random_scenes, render
 from raylens.deployments.config import AppConfig
-from raylens.deployments.launch.demo import picture_part
 from raylens.deployments.launch.local_cluster import free_port, running_app
+from tests.pictures import encoded, user_message
 
 TARGET = 0.97
+FIRST_SEED = 2_000_000_000  # training runs use small seeds
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One request of a user, with the right answer."""
+
+    pictures: list[Image.Image]
+    question: Question
+
+
+def held_out_case(seed: int) -> Case:
+    rng = random.Random(seed)
+    scenes = random_scenes(rng)
+    pictures = [render(scene, rng.randint(96, 512)) for scene in scenes]
+    if rng.random() < 0.03:
+        return Case(pictures, draw_small_talk(rng, with_picture=bool(scenes)))
+    return Case(pictures, QuestionDeck(scenes).draw(rng, {}))
 
 
 def ask(client: OpenAI, case: Case) -> str:
-    content: list[dict[str, object]] = []
-    for picture in case.pictures:
-        buffer = io.BytesIO()
-        picture.save(buffer, "PNG")
-        content.append(picture_part(buffer.getvalue()))
-    content.append({"type": "text", "text": case.question.text})
-    answer = client.chat.completions.create(
-        model="shapes",
-        messages=[{"role": "user", "content": content}],  # type: ignore[list-item, misc]
-        temperature=0,
-    )
+    message = user_message(case.question.text, *map(encoded, case.pictures))
+    answer = client.chat.completions.create(model="shapes", messages=[message], temperature=0)
     return answer.choices[0].message.content or ""
 
 
@@ -45,7 +55,7 @@ def measure(url: str, count: int, concurrency: int) -> float:
     """Returns the share of exact answers among `count` held-out cases. Prints it per kind of question, and prints each
     miss."""
     client = OpenAI(base_url=f"{url}/v1", api_key="unused", timeout=300)
-    cases = list(held_out_cases(count))
+    cases = [held_out_case(FIRST_SEED + number) for number in range(count)]
     with ThreadPoolExecutor(concurrency) as pool:
         answers = list(pool.map(lambda case: ask(client, case), cases))
     asked: Counter[str] = Counter()
@@ -61,7 +71,7 @@ def measure(url: str, count: int, concurrency: int) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--count", type=int, default=500, help="cases to ask (default: %(default)s)")
     parser.add_argument("--concurrency", type=int, default=8, help="requests at once (default: %(default)s)")
     parser.add_argument("--url", help="base URL of a running server")
@@ -70,8 +80,7 @@ def main() -> int:
     running = nullcontext(args.url) if args.url else running_app(config, host="127.0.0.1", port=free_port())
     with running as url:
         share = measure(url, args.count, args.concurrency)
-    checks = {"exact_answers": at_least(share, TARGET)}
-    print(json.dumps({"cases": args.count, "checks": checks}))
+    publish({"cases": args.count, "checks": {"exact_answers": at_least(share, TARGET)}}, args.output)
     return 0 if share >= TARGET else 1
 
 

@@ -12,7 +12,6 @@ which holds its connection, was killed. The memory of all processes (PSS) does n
 the object store holds no more than the caches count. After the server ends, no process remains. The last line is one
 JSON document."""
 
-import argparse
 import itertools
 import os
 import random
@@ -21,15 +20,13 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import ray
 
-from benchmarks.document import at_least, at_most, publish, this_machine
+from benchmarks.document import at_least, at_most, make_parser, publish, this_machine
 from benchmarks.server_process import tree_of
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.deployments.config import AppConfig
@@ -43,7 +40,6 @@ VICTIMS = ("Generate", "Encode", "Ingress", "Preprocess", "Shared-1", "ServeCont
 CACHE_BYTES = 2 * 2**20
 STORE_SLACK_BYTES = 2**20
 MOST_GROWTH = 1.1
-RIGHT = 1
 _SAMPLE_SECONDS = 5.0
 _AFTER_KILL_SECONDS = 8.0
 """After a kill, streams may break for this long, and memory is not measured while processes are replaced."""
@@ -127,18 +123,12 @@ def store_bytes() -> float:
     return used
 
 
-@contextmanager
-def served() -> Iterator[str]:
+def run(minutes: float, period: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the checks and the measurements."""
     with (
         mock.patch.dict(os.environ, {"RAY_max_direct_call_object_size": "4096"}),
         running_app(config(), host="127.0.0.1", port=free_port()) as url,
     ):
-        yield url
-
-
-def run(minutes: float, period: float) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the checks and the measurements."""
-    with served() as url:
         time.sleep(5.0)
         killer, memory = Killer(period), Memory()
         with SteadyClients(url, num_answers=2, max_retries=8) as clients, memory, killer:
@@ -164,7 +154,7 @@ def run(minutes: float, period: float) -> tuple[dict[str, Any], dict[str, Any]]:
         "cached_bytes": cached,
     }
     checks = {
-        "right answers": at_least(clients.num_short, RIGHT),
+        "right answers": at_least(clients.num_short, 1),
         "wrong or lost": at_most(len(clients.wrong), 0),
         "streams broken without a reason": at_most(len(unexplained), 0),
         "streams broken without an event, but for HAProxy's death": at_most(len(silent), 0),
@@ -177,10 +167,9 @@ def run(minutes: float, period: float) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=20.0, help="default: %(default)s")
     parser.add_argument("--period", type=float, default=30.0, help="seconds between two kills, default: %(default)s")
-    parser.add_argument("--output", type=Path, help="write the JSON document here too")
     options = parser.parse_args()
     checks, measured = run(options.minutes, options.period)
     publish({"checks": checks, "measured": measured, "machine": this_machine()}, options.output)

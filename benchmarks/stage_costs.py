@@ -20,32 +20,29 @@ The round of a phase with the lowest `others` counts. The last line is one JSON 
 `raylens plan --costs`.
 """
 
-import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from benchmarks.document import publish, this_machine
-from benchmarks.open_loop_client import TimedAnswer
+from benchmarks.document import make_parser, publish, this_machine
 from benchmarks.served_model import (
     MODEL,
     ROLES,
     SETTINGS,
-    Photos,
     Seconds,
     ServedModel,
     megapixels,
+    question,
     sending,
     served_bundled_model,
 )
-from benchmarks.streaming_client import Content
+from benchmarks.streaming_client import Answer, send_all
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.deployments.cluster.haproxy import MAX_CONNECTIONS
 from raylens.deployments.config import AppConfig
@@ -70,7 +67,7 @@ class Phase:
     """The requests of a phase, and their CPU time per request."""
 
     name: str
-    answers: list[TimedAnswer]
+    answers: list[Answer]
     cpu: Seconds
     seconds: float
     num_streams: int = 1
@@ -80,7 +77,7 @@ class Phase:
 
     @property
     def features(self) -> list[float]:
-        pieces = statistics.mean(answer.num_pieces for answer in self.answers)
+        pieces = statistics.mean(len(answer.times) for answer in self.answers)
         pictures = [float(self.new_pictures), float(self.repeated_pictures), self.megapixels]
         return [1.0, *pictures, pieces / self.num_streams, pieces]
 
@@ -91,7 +88,7 @@ class Phase:
 
     @property
     def ttft(self) -> float:
-        return statistics.median(answer.time_to_first_token for answer in self.answers)
+        return statistics.median(answer.ttft for answer in self.answers)
 
     @property
     def others(self) -> float:
@@ -103,7 +100,6 @@ class Meter:
 
     def __init__(self, served: ServedModel) -> None:
         self._served = served
-        self._photos = Photos()
         began, before = time.perf_counter(), served.cpu()
         time.sleep(IDLE_SECONDS)
         after, seconds = served.cpu(), time.perf_counter() - began
@@ -113,25 +109,31 @@ class Meter:
     def one_by_one(
         self, name: str, pictures: Sequence[tuple[float, int | None]], words: int, tokens: int, *, rest: float = 0.0
     ) -> Phase:
-        questions = [self._photos.question(pictures, words) for _ in range(ASKED)]
+        contents = [question(pictures, words) for _ in range(ASKED)]
 
-        def ask(question: Content) -> tuple[TimedAnswer, float]:
-            time.sleep(rest)
-            return self._served.ask(question, tokens)
+        def ask_all() -> tuple[list[Answer], float]:
+            answers, total_cpu = [], 0.0
+            for content in contents:
+                time.sleep(rest)
+                answer, cpu = self._served.ask(content, tokens)
+                answers.append(answer)
+                total_cpu += cpu
+            return answers, total_cpu
 
         return self._phase(
             name,
-            lambda: _joined([ask(question) for question in questions]),
+            ask_all,
             new_pictures=sum(number is None for _, number in pictures),
             repeated_pictures=sum(number is not None for _, number in pictures),
             megapixels=sum(megapixels(size) for size, _ in pictures),
         )
 
     def at_once(self, num_streams: int, tokens: int) -> Phase:
-        sendings = [sending(0.0, self._photos.question([]), tokens) for _ in range(num_streams)]
-        return self._phase(f"{num_streams} streams", lambda: self._served.send(sendings), num_streams=num_streams)
+        sendings = [sending(0.0, question([]), tokens) for _ in range(num_streams)]
+        act = partial(send_all, self._served.url, sendings)
+        return self._phase(f"{num_streams} streams", act, num_streams=num_streams)
 
-    def _phase(self, name: str, act: Callable[[], tuple[list[TimedAnswer], float]], **counts: Any) -> Phase:
+    def _phase(self, name: str, act: Callable[[], tuple[list[Answer], float]], **counts: Any) -> Phase:
         began, before = time.perf_counter(), self._served.cpu()
         answers, client = act()
         after, seconds = self._served.cpu(), time.perf_counter() - began
@@ -141,24 +143,18 @@ class Meter:
         return Phase(name, answers, per_request, seconds / len(answers), **counts)
 
 
-def _joined(asked: list[tuple[TimedAnswer, float]]) -> tuple[list[TimedAnswer], float]:
-    return [answer for answer, _ in asked], sum(cpu for _, cpu in asked)
-
-
 def run_phases(meter: Meter) -> list[Phase]:
+    busy: dict[str, tuple[list[tuple[float, int | None]], int, int]] = {
+        "text": ([], 6, 1),
+        "long text": ([], 60, 1),
+        "text, 64 tokens": ([], 6, 64),
+        **{f"new picture, {size}": ([(size, None)], 6, 1) for size in (0.3, 0.8, 2.1)},
+        **{f"repeated picture, {size}": ([(size, 1)], 6, 1) for size in (0.3, 0.8)},
+    }
+    rested = ("text", "text, 64 tokens", "new picture, 0.8", "repeated picture, 0.8")
     return [
-        meter.one_by_one("text", [], 6, 1),
-        meter.one_by_one("long text", [], 60, 1),
-        meter.one_by_one("text, 64 tokens", [], 6, 64),
-        meter.one_by_one("new picture, 0.3", [(0.3, None)], 6, 1),
-        meter.one_by_one("new picture, 0.8", [(0.8, None)], 6, 1),
-        meter.one_by_one("new picture, 2.1", [(2.1, None)], 6, 1),
-        meter.one_by_one("repeated picture, 0.3", [(0.3, 1)], 6, 1),
-        meter.one_by_one("repeated picture, 0.8", [(0.8, 1)], 6, 1),
-        meter.one_by_one(f"{RESTED}text", [], 6, 1, rest=REST_SECONDS),
-        meter.one_by_one(f"{RESTED}text, 64 tokens", [], 6, 64, rest=REST_SECONDS),
-        meter.one_by_one(f"{RESTED}new picture, 0.8", [(0.8, None)], 6, 1, rest=REST_SECONDS),
-        meter.one_by_one(f"{RESTED}repeated picture, 0.8", [(0.8, 1)], 6, 1, rest=REST_SECONDS),
+        *(meter.one_by_one(name, *asked) for name, asked in busy.items()),
+        *(meter.one_by_one(f"{RESTED}{name}", *busy[name], rest=REST_SECONDS) for name in rested),
         *(meter.at_once(count, tokens) for count, tokens in STREAMS.items()),
     ]
 
@@ -184,10 +180,10 @@ def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> l
     return [float(factor) for factor in factors]
 
 
-def work_of(phases: dict[str, Phase], role: str, computing: dict[str, float] | None = None) -> dict[str, float]:
+def work_of(phases: dict[str, Phase], role: str, computing: dict[str, float]) -> dict[str, float]:
     """Returns the `Work` of a role. `computing`: seconds of each phase to exclude."""
     own = list(phases.values())
-    values = [max(0.0, phase.cpu[role] - (computing or {}).get(phase.name, 0.0)) for phase in own]
+    values = [max(0.0, phase.cpu[role] - computing.get(phase.name, 0.0)) for phase in own]
     factors = least_squares([phase.features for phase in own], values)
     return {f"seconds_per_{name}": round(factor, 8) for name, factor in zip(FEATURES, factors, strict=True)}
 
@@ -237,36 +233,24 @@ def costs_of(phases: dict[str, Phase], idle: Seconds) -> Costs:
     encode_seconds = statistics.median(encoding.values())
     config = AppConfig.model_validate(SETTINGS)
     engine = served_engine()
+    cpus = {name: getattr(config, name).num_cpus for name in ("ingress", "shared", "preprocess", "encode", "generate")}
+    computed = {"preprocess": computing, "encode": encoding}
+    stages: dict[str, dict[str, Any]] = {
+        name: {"reserved": {"cpus": own}, "work": work_of(phases, name, computed.get(name, {}))}
+        for name, own in {"proxy": 0, **cpus}.items()
+    }
+    stages["preprocess"] |= {"seconds_per_item": item, "seconds_per_megapixel": per_megapixel}
+    stages["preprocess"] |= {"niceness": PREPROCESS_NICENESS}
+    stages["encode"] |= {"seconds_per_batch": 0.0, "seconds_per_patch": encode_seconds / model["patches_per_picture"]}
+    limits = {name: getattr(engine, name) for name in ("max_num_seqs", "max_num_batched_tokens", "max_decode_slowdown")}
+    stages["generate"] |= engine_costs(phases) | limits
     raw = {
         "version": 1,
         "measured_on": this_machine(settings=SETTINGS),
         "model": model,
-        "client": work_of(phases, "client"),
-        "proxy": {"reserved": {"cpus": 0}, "work": work_of(phases, "proxy")},
-        "ingress": {"reserved": {"cpus": config.ingress.num_cpus}, "work": work_of(phases, "ingress")},
-        "shared": {"reserved": {"cpus": config.shared.num_cpus}, "work": work_of(phases, "shared")},
-        "preprocess": {
-            "reserved": {"cpus": config.preprocess.num_cpus},
-            "work": work_of(phases, "preprocess", computing),
-            "seconds_per_item": item,
-            "seconds_per_megapixel": per_megapixel,
-            "niceness": PREPROCESS_NICENESS,
-        },
-        "encode": {
-            "reserved": {"cpus": config.encode.num_cpus},
-            "work": work_of(phases, "encode", encoding),
-            "seconds_per_batch": 0.0,
-            "seconds_per_patch": encode_seconds / model["patches_per_picture"],
-        },
-        "generate": {
-            "reserved": {"cpus": config.generate.num_cpus},
-            "work": work_of(phases, "generate"),
-            **engine_costs(phases),
-            "max_num_seqs": engine.max_num_seqs,
-            "max_num_batched_tokens": engine.max_num_batched_tokens,
-            "max_decode_slowdown": engine.max_decode_slowdown,
-        },
-        "beside": work_of(phases, "beside"),
+        "client": work_of(phases, "client", {}),
+        **stages,
+        "beside": work_of(phases, "beside", {}),
         "background_cores": round(sum(idle.values()), 4),
         "fleet": fleet_costs(phases, idle),
     }
@@ -284,7 +268,7 @@ def alone_of(phases: dict[str, Phase]) -> Alone:
         ttft_new_picture=picture.ttft,
         ttft_repeated_picture=phases[f"{RESTED}repeated picture, 0.8"].ttft,
         answer_tokens=64,
-        tpot=statistics.median(answer.time_per_output_token for answer in stream.answers),
+        tpot=statistics.median(answer.tpot for answer in stream.answers),
     )
 
 
@@ -306,10 +290,10 @@ def fleet_costs(phases: dict[str, Phase], idle: Seconds) -> dict[str, float]:
     five replicas."""
     streams = phases[f"{max(STREAMS)} streams"]
     picture = phases["new picture, 2.1"]
-    body = len(sending(0.0, Photos().question([(2.1, None)]), 1).body)
+    body = len(sending(0.0, question([(2.1, None)]), 1).body)
     return {
         "controller_seconds_per_replica_second": idle["controller"] / 5,
-        "proxy_bytes_per_piece": statistics.mean(answer.num_bytes / answer.num_pieces for answer in streams.answers),
+        "proxy_bytes_per_piece": statistics.mean(answer.num_bytes / len(answer.times) for answer in streams.answers),
         "proxy_bytes_per_megapixel": body / picture.megapixels,
         "proxy_connections": MAX_CONNECTIONS,
     }
@@ -329,24 +313,19 @@ def shown(phases: dict[str, Phase]) -> dict[str, dict[str, float]]:
         cpu = {f"{role}_ms": round(phase.cpu[role] * 1e3, 3) for role in ROLES}
         figures[name] = {"ttft_ms_p50": round(phase.ttft * 1e3, 2), **cpu, "others": round(phase.others, 3)}
         if phase.answers[0].num_tokens > 1:
-            tpot = statistics.median(answer.time_per_output_token for answer in phase.answers)
+            tpot = statistics.median(answer.tpot for answer in phase.answers)
             figures[name]["tpot_ms_p50"] = round(tpot * 1e3, 3)
     return figures
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--output", type=Path, help="write the JSON document here too")
-    options = parser.parse_args()
+def main() -> None:
+    options = make_parser(__doc__, rounds=3).parse_args()
     with served_bundled_model() as served:
         costs, phases = measure(served, options.rounds)
     for name, figures in shown(phases).items():
         print(f"{name}: {figures}")
-    document = {"costs": costs.model_dump(), "phases": shown(phases), "machine": this_machine()}
-    publish(document, options.output)
-    return 0
+    publish({"costs": costs.model_dump(), "phases": shown(phases), "machine": this_machine()}, options.output)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

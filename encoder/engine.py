@@ -12,7 +12,6 @@ import torch
 
 from raylens.cpu_kernels.thread_backoff import ThreadBackoff
 from raylens.cpu_kernels.threads import set_num_threads, usable_cores
-from raylens.encoder.accelerator import make_graphs, make_staging
 from raylens.encoder.activation_memory import peak_activation_bytes
 from raylens.encoder.config import EncoderConfig
 from raylens.encoder.loader import load_vision_half
@@ -21,7 +20,8 @@ from raylens.encoder.plugin_half import PluginHalf, load_plugin_half
 from raylens.encoder.scheduler import EncoderScheduler
 from raylens.encoder.schema import EncodeOutput, EncodeRequest, ScheduledSegment
 from raylens.encoder.segments import divide, join
-from raylens.encoder.staging import PendingEmbeddings
+from raylens.encoder.staging import PendingEmbeddings, make_staging
+from raylens.encoder.tower_graphs import make_graphs
 from raylens.modeling.attention_backends import turn_off_cudnn_attention
 from raylens.preprocess.schema import InvalidRequestError, ItemTensors
 
@@ -153,16 +153,18 @@ class EncoderEngine:
         is_short = self._seconds_per_patch * _num_patches(batch) < _SHORT_BATCH_S
         number = self._threads.next_number()
         set_num_threads(1 if is_short else number)
+        return _Launched(batch, self._results(batch), started)
+
+    def _results(self, batch: Sequence[ScheduledSegment]) -> Sequence[PendingEmbeddings | Exception]:
         try:
-            results: Sequence[PendingEmbeddings | Exception] = self._encode(
-                batch[0].request.modality, [segment.tensors for segment in batch]
-            )
+            return self._encode(batch[0].request.modality, [segment.tensors for segment in batch])
         except torch.AcceleratorError:
             raise  # the device has failed, and every later step would fail, too
         except Exception as error:
+            if len(batch) == 1:
+                return [error]
             # Encode each item alone, so that a bad item does not fail the others of its batch.
-            results = [error] if len(batch) == 1 else [self._encode_alone(segment) for segment in batch]
-        return _Launched(batch, results, started)
+            return [result for segment in batch for result in self._results([segment])]
 
     def _finish(self, launched: _Launched) -> list[EncodeOutput]:
         """Waits for the batch's embeddings and returns an output for each finished or failed item."""
@@ -180,18 +182,14 @@ class EncoderEngine:
             # Overlapping batches may each have a segment of the item.
             request.encode_seconds += finished - max(launched.started, request.encoded_until)
             request.encoded_until = finished
-            self._take_in(request, own)
+            if isinstance(own, Exception):
+                self.abort(request.request_id)
+                request.is_over = True
+            else:
+                request.embeddings.append(own)
             if segment.is_last or request.is_over:
                 outputs.append(self._output(request, own, len(launched.batch)))
         return outputs
-
-    def _take_in(self, request: EncodeRequest, embeddings: torch.Tensor | Exception) -> None:
-        """Adds a segment's embeddings to its item, or ends the item at an error."""
-        if isinstance(embeddings, Exception):
-            self.abort(request.request_id)
-            request.is_over = True
-        else:
-            request.embeddings.append(embeddings)
 
     @torch.inference_mode()
     def _output(self, request: EncodeRequest, last: torch.Tensor | Exception, batch_size: int) -> EncodeOutput:
@@ -225,14 +223,6 @@ class EncoderEngine:
                 f"this model's encoder takes {taken}, not {modality}", field="media", code="unsupported_modality"
             )
         return self._family.modalities[modality]
-
-    def _encode_alone(self, segment: ScheduledSegment) -> PendingEmbeddings | Exception:
-        try:
-            return self._encode(segment.request.modality, [segment.tensors])[0]
-        except torch.AcceleratorError:
-            raise
-        except Exception as error:
-            return error
 
     @torch.inference_mode()
     def _encode(self, modality: str, items: list[ItemTensors]) -> list[PendingEmbeddings]:

@@ -1,27 +1,8 @@
 """Chooses the batches. A batch is bounded by its patches, not by its number of items."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from raylens.encoder.schema import EncodeRequest, ScheduledSegment
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """An item with waiting segments, starting at number `next_index`, of `patches_left` patches."""
-
-    request: EncodeRequest
-    next_index: int
-    patches_left: int
-
-    @property
-    def next_segment(self) -> ScheduledSegment:
-        return ScheduledSegment(self.request, self.next_index)
-
-    @property
-    def num_patches(self) -> int:
-        """Returns the patches of the next segment."""
-        return self.request.segments[self.next_index].num_patches
 
 
 class EncoderScheduler:
@@ -49,7 +30,7 @@ class EncoderScheduler:
 
     def __init__(self, max_batch_patches: int) -> None:
         self.max_batch_patches = max_batch_patches
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, EncodeRequest] = {}
         """By age, the oldest first."""
         self._credit = 0
         """The cost of batches that the shortest item may lead before the oldest item leads one."""
@@ -65,13 +46,12 @@ class EncoderScheduler:
     def add(self, request: EncodeRequest) -> None:
         if request.request_id in self._waiting:
             raise ValueError(f"request {request.request_id} is waiting already")
-        patches_left = sum(segment.num_patches for segment in request.segments)
-        self._waiting[request.request_id] = _Waiting(request, 0, patches_left)
+        request.patches_left = sum(segment.num_patches for segment in request.segments)
+        self._waiting[request.request_id] = request
 
     def abort(self, request_id: str) -> EncodeRequest | None:
         """Removes all waiting segments of an item and returns the item, or None if there are none."""
-        item = self._waiting.pop(request_id, None)
-        return None if item is None else item.request
+        return self._waiting.pop(request_id, None)
 
     def schedule(self) -> list[ScheduledSegment]:
         """Removes the next batch from the queue and returns it. It is empty if no item waits."""
@@ -80,33 +60,29 @@ class EncoderScheduler:
         items = list(self._waiting.values())
         oldest = items[0]
         shortest_first = sorted(items, key=lambda item: item.patches_left)  # stable: the older of equal ones first
-        leader = next((item for item in shortest_first if self._cost(item.num_patches) <= self._credit), None)
+        leader = next((item for item in shortest_first if self._cost(item.next_patches) <= self._credit), None)
         order = items if leader is None else shortest_first
         leader = leader or oldest
         chosen = [leader, *self._joining(leader, order)]
-        cost = self._cost(sum(item.num_patches for item in chosen))
+        cost = self._cost(sum(item.next_patches for item in chosen))
         self._credit = cost if leader is oldest else self._credit - cost
         return [self._take(item) for item in chosen]
-
-    def is_big(self, num_patches: int) -> bool:
-        """Returns whether a segment has more than half of `max_batch_patches`, so that no two of them fit a batch."""
-        return 2 * num_patches > self.max_batch_patches
 
     def _cost(self, num_patches: int) -> int:
         return max(self.max_batch_patches, num_patches)
 
-    def _joining(self, leader: _Waiting, order: Sequence[_Waiting]) -> Iterator[_Waiting]:
-        room = self.max_batch_patches - leader.num_patches
+    def _joining(self, leader: EncodeRequest, order: Sequence[EncodeRequest]) -> Iterator[EncodeRequest]:
+        room = self.max_batch_patches - leader.next_patches
         for item in order:
-            fits = item.num_patches <= room and not self.is_big(item.num_patches)
-            if item is not leader and fits and item.request.batch_key == leader.request.batch_key:
-                room -= item.num_patches
+            fits = item.next_patches <= room and 2 * item.next_patches <= self.max_batch_patches
+            if item is not leader and fits and item.batch_key == leader.batch_key:
+                room -= item.next_patches
                 yield item
 
-    def _take(self, item: _Waiting) -> ScheduledSegment:
-        taken = item.next_segment
+    def _take(self, item: EncodeRequest) -> ScheduledSegment:
+        taken = ScheduledSegment(item, item.next_index)
         item.next_index += 1
         item.patches_left -= taken.num_patches
         if taken.is_last:
-            del self._waiting[item.request.request_id]
+            del self._waiting[item.request_id]
         return taken

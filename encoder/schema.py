@@ -24,7 +24,8 @@ class EncodeRequest:
     """One item to encode, in one or more segments. Only items with equal `batch_key`s share a batch. `arrival_time`: in
     seconds of `time.perf_counter`.
 
-    The engine keeps the item's progress in the other fields. `embeddings`: of the encoded segments, in order.
+    The scheduler and the engine keep the item's progress in the other fields. `next_index`: of the first waiting
+    segment. `patches_left`: of all waiting segments. `embeddings`: of the encoded segments, in order.
     `encode_seconds`: the time with at least one segment in encoding. `encoded_until`: the end of the latest one, in
     seconds of `time.perf_counter`. `is_over`: the item was aborted or has failed.
     """
@@ -34,10 +35,17 @@ class EncodeRequest:
     segments: Sequence[Segment]
     batch_key: Hashable
     arrival_time: float
+    next_index: int = 0
+    patches_left: int = 0
     embeddings: "list[torch.Tensor]" = field(default_factory=list)
     encode_seconds: float = 0.0
     encoded_until: float = 0.0
     is_over: bool = False
+
+    @property
+    def next_patches(self) -> int:
+        """Returns the patches of the first waiting segment."""
+        return self.segments[self.next_index].num_patches
 
 
 @dataclass(frozen=True, slots=True)

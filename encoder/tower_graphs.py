@@ -9,29 +9,26 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from transformers import PreTrainedModel
 
-from raylens.modeling.cuda_graphs import NotRecordableError
+from raylens.encoder.config import EncoderConfig
+from raylens.encoder.models.family import VisionFamily
+from raylens.modeling.cuda_graphs import CudaCapture, NotRecordableError
 
 logger = logging.getLogger(__name__)
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 """The numbers of tiles that may have a graph."""
 
+_MEMORY_SHARE = 1 / 16
+"""The largest share of the GPU's memory that the graphs may take."""
+
 Replay = Callable[[], Any]
-
-
-class Capture(Protocol):
-    """Records a function and returns its replay, see `modeling/cuda_graphs.py`. `num_bytes`: the memory of all
-    replays."""
-
-    num_bytes: int
-
-    def __call__(self, function: Replay) -> Replay: ...
 
 
 @dataclass(slots=True)
@@ -48,7 +45,7 @@ class TowerGraphs:
     The tower's outputs are valid until its next call. The caller must read them on the same stream before that, as a
     projector does."""
 
-    def __init__(self, tower: nn.Module, capture: Capture, *, max_bytes: int) -> None:
+    def __init__(self, tower: nn.Module, capture: CudaCapture, *, max_bytes: int) -> None:
         """`max_bytes`: once the graphs take as much, no more are recorded, and other batches run without graphs."""
         self.max_bytes = max_bytes
         self._eager: Callable[..., Any] = tower.forward
@@ -121,3 +118,13 @@ class TowerGraphs:
         if any(shape[:1] != (size,) for shape in shapes):
             raise NotRecordableError(f"of {size} tiles the tower makes {shapes}")
         return replay
+
+
+def make_graphs(model: PreTrainedModel, family: VisionFamily, config: EncoderConfig) -> TowerGraphs | None:
+    """Returns the tower's CUDA graphs, or None without a GPU, with parts on two devices, or for a family without
+    `has_tiles`."""
+    if not family.has_tiles or not config.is_on_one_gpu:
+        return None
+    device = torch.device(config.tower.device)
+    max_bytes = int(torch.cuda.get_device_properties(device).total_memory * _MEMORY_SHARE)
+    return TowerGraphs(model.get_submodule(family.tower), CudaCapture(device), max_bytes=max_bytes)

@@ -8,9 +8,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 INDEX_NAME = "model.safetensors.index.json"
-MODEL_RENAMINGS: dict[str, Callable[[str], str]] = {
+Rename = Callable[[str], str]
+MODEL_RENAMINGS: dict[str, Rename] = {
     "wemm": lambda name: name.replace(".original_linear.", "."),
     "safetensors": lambda name: name,
 }
@@ -32,22 +32,12 @@ _TRAINING_STATE = re.compile(r"arguments|args|training")
 _MARK = ".raylens-conversion"
 """A file in the folder of an unfinished copy. A folder without it is never deleted."""
 
-Say = Callable[[str], None]
-
 
 class ConversionError(ValueError):
     """The checkpoint cannot be converted. The message names the folder, file or weight."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Shard:
-    """A file of weights, and its name in the copy."""
-
-    file: Path
-    name: str
-
-
-def convert_checkpoint(source: Path, target: Path, rename: Callable[[str], str], say: Say = print) -> None:
+def convert_checkpoint(source: Path, target: Path, rename: Rename, say: Callable[[str], None] = print) -> None:
     """Copies the folder `source` to `target`, a new or empty folder. `rename` maps the name of each weight.
 
     Weights become safetensors files. Weights with shared memory are stored once, and the file's metadata maps each
@@ -64,9 +54,9 @@ def convert_checkpoint(source: Path, target: Path, rename: Callable[[str], str],
         try:
             places: dict[str, str] = {}
             num_bytes = 0
-            for number, shard in enumerate(shards, start=1):
-                num_bytes += _convert_shard(shard, folder, rename, places)
-                say(f"{number} of {len(shards)} files of weights: {shard.name}, {num_bytes / 2**30:.2f} GiB so far")
+            for number, (file, name) in enumerate(shards.items(), start=1):
+                num_bytes += _convert_shard(file, folder / name, rename, places)
+                say(f"{number} of {len(shards)} files of weights: {name}, {num_bytes / 2**30:.2f} GiB so far")
             if len(shards) > 1:
                 index = {"metadata": {"total_size": num_bytes}, "weight_map": dict(sorted(places.items()))}
                 (folder / INDEX_NAME).write_text(json.dumps(index, indent=2))
@@ -75,7 +65,8 @@ def convert_checkpoint(source: Path, target: Path, rename: Callable[[str], str],
             raise ConversionError(f"{target}: {error.strerror or error}") from error
 
 
-def _find_shards(source: Path) -> list[_Shard]:
+def _find_shards(source: Path) -> dict[Path, str]:
+    """Returns the files of weights, each with its name in the copy."""
     if not (source / "config.json").is_file():
         raise ConversionError(f"{source}: no checkpoint, it has no config.json")
     for suffix, index in _WEIGHTS.items():
@@ -83,7 +74,7 @@ def _find_shards(source: Path) -> list[_Shard]:
         if (source / index).is_file():
             files = _listed(source / index)
         if files:
-            return [_Shard(file, re.sub(r"^pytorch_model", "model", file.stem) + ".safetensors") for file in files]
+            return {file: re.sub(r"^pytorch_model", "model", file.stem) + ".safetensors" for file in files}
     raise ConversionError(f"{source}: it has no files of weights")
 
 
@@ -111,8 +102,8 @@ def _check_target(source: Path, target: Path) -> None:
         raise ConversionError(f"{target}: {real_target.parent} is no folder")
 
 
-def _check_room(shards: list[_Shard], target: Path) -> None:
-    wanted = sum(shard.file.stat().st_size for shard in shards)
+def _check_room(files: Iterable[Path], target: Path) -> None:
+    wanted = sum(file.stat().st_size for file in files)
     free = shutil.disk_usage(target.resolve().parent).free
     if wanted > free:
         raise ConversionError(f"{target}: the weights take {wanted} bytes, the disk has {free}")
@@ -140,23 +131,23 @@ def _unfinished(target: Path) -> Iterator[Path]:
         raise
 
 
-def _convert_shard(shard: _Shard, folder: Path, rename: Callable[[str], str], places: dict[str, str]) -> int:
+def _convert_shard(source: Path, target: Path, rename: Rename, places: dict[str, str]) -> int:
     """Writes the file's weights, notes the file of each in `places`, and returns their bytes."""
-    stored, notes = _read(shard.file)
+    stored, notes = _read(source)
     weights: dict[str, torch.Tensor] = {}
     for name, weight in stored.items():
         new_name = rename(name)
         if new_name in weights or new_name in places:
-            raise ConversionError(f"{shard.file.name}: two weights would have the name {new_name}")
+            raise ConversionError(f"{source.name}: two weights would have the name {new_name}")
         weights[new_name] = weight
     kept, dropped = _without_shared(weights)
-    file = folder / shard.name
     # The source's metadata maps the dropped names of shared weights to the kept ones.
     notes = {rename(key): rename(value) if value in stored else value for key, value in notes.items()}
-    save_file(kept, file, metadata={"format": "pt", **notes, **dropped})
-    _sync(file)
-    _compare(file, kept)
-    places.update(dict.fromkeys(kept, shard.name))
+    save_file(kept, target, metadata={"format": "pt", **notes, **dropped})
+    with target.open("rb") as opened:
+        os.fsync(opened.fileno())  # before it is read back
+    _compare(target, kept)
+    places.update(dict.fromkeys(kept, target.name))
     return sum(weight.nbytes for weight in kept.values())
 
 
@@ -213,9 +204,3 @@ def _copy_other_files(source: Path, folder: Path) -> None:
                 shutil.copytree(item, folder / item.name)
         elif item.suffix not in (*_WEIGHTS, *_TRAINING_SUFFIXES) and item.name not in _WEIGHTS.values():
             shutil.copy2(item, folder / item.name)
-
-
-def _sync(file: Path) -> None:
-    """Flushes the file to the disk before it is read back."""
-    with file.open("rb") as opened:
-        os.fsync(opened.fileno())

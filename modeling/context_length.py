@@ -9,10 +9,8 @@ def default_context_length(text_config: PreTrainedConfig, max_model_len: int | N
     """Returns `max_model_len`, or else the model's own length. Raises ValueError if neither is known."""
     own: int | None = getattr(text_config, "max_position_embeddings", None)
     if max_model_len is None and own is None:
-        raise ValueError(
-            f"the configuration of the text model ({text_config.model_type}) has no max_position_embeddings: set"
-            " max_model_len"
-        )
+        model = f"the configuration of the text model ({text_config.model_type})"
+        raise ValueError(f"{model} has no max_position_embeddings: set max_model_len")
     return max_model_len or own or 0
 
 
@@ -22,18 +20,12 @@ def check_context_length(text_config: PreTrainedConfig, max_model_len: int | Non
     own = _longest_context(text_config)
     if max_model_len is None or own is None or max_model_len <= own:
         return
-    is_rotary = bool(getattr(text_config, "rope_parameters", None))
-    if is_rotary and allow_longer:
-        return
-    reason = (
-        "positions beyond make its answers worse; allow_longer_context: true accepts that"
-        if is_rotary
-        else "its positions are not rotary, so it has none beyond"
-    )
-    raise ValueError(
-        f"max_model_len is {max_model_len}, but the text model ({text_config.model_type}) is made for {own} positions:"
-        f" {reason}"
-    )
+    model = f"the text model ({text_config.model_type}) is made for {own} positions"
+    problem = f"max_model_len is {max_model_len}, but {model}"
+    if not getattr(text_config, "rope_parameters", None):
+        raise ValueError(f"{problem}: its positions are not rotary, so it has none beyond")
+    if not allow_longer:
+        raise ValueError(f"{problem}: positions beyond make its answers worse; allow_longer_context: true accepts that")
 
 
 def _longest_context(text_config: PreTrainedConfig) -> int | None:

@@ -1,7 +1,6 @@
 """CUDA graphs: records the kernels of a function and launches the whole record at once."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
@@ -44,12 +43,14 @@ class CudaCapture:
             with torch.cuda.stream(self._stream):
                 function()
             current.wait_stream(self._stream)
-            # thread_local: the record leaves out other threads' work on the device.
-            with (
-                _told_apart(),
-                torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"),
-            ):
-                outputs = function()
+            try:
+                # thread_local: the record leaves out other threads' work on the device.
+                with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+                    outputs = function()
+            except RuntimeError as error:
+                if is_about_recording(error):
+                    raise NotRecordableError("the computation cannot be recorded as a CUDA graph") from error
+                raise
             self.num_bytes += max(0, torch.cuda.memory_reserved(self._device) - before)
 
         def replay() -> Outputs:
@@ -57,17 +58,6 @@ class CudaCapture:
             return outputs
 
         return replay
-
-
-@contextmanager
-def _told_apart() -> Iterator[None]:
-    """Turns errors of recording itself into NotRecordableError. Other errors pass."""
-    try:
-        yield
-    except RuntimeError as error:
-        if is_about_recording(error):
-            raise NotRecordableError("the computation cannot be recorded as a CUDA graph") from error
-        raise
 
 
 def is_about_recording(error: BaseException) -> bool:

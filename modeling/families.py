@@ -33,12 +33,12 @@ FAMILIES: dict[str, Family] = {
     "deepseek_vl": Family("fixed_size:DEEPSEEK_VL", "tiles:DEEPSEEK_VL", "causal:DEEPSEEK_VL"),
     "florence2": Family(
         "fixed_size:FLORENCE2",
-        "florence2:FLORENCE2",
+        "tiles:FLORENCE2",
         why_unserved="its text model is an encoder-decoder, and the engine runs decoders",
     ),
     "fuyu": Family("fuyu:FUYU", "fuyu:FUYU", "causal:FUYU"),
     "gemma3": Family("gemma3:GEMMA3", "tiles:GEMMA3", "gemma3:GEMMA3"),
-    "gemma3n": Family("fixed_size:GEMMA3N", "gemma3n:GEMMA3N", "gemma3n:GEMMA3N"),
+    "gemma3n": Family("fixed_size:GEMMA3N", "tiles:GEMMA3N", "gemma3n:GEMMA3N"),
     "idefics3": Family("idefics3:IDEFICS3", "idefics3:IDEFICS3", "causal:IDEFICS3"),
     "internlm2": Family(
         llm="internlm2:INTERNLM2",

@@ -54,8 +54,7 @@ def fuse_mlps(model: nn.Module, is_included: Callable[[str], bool] = lambda name
     packed before. `is_included`: returns whether to replace the module of a name."""
     for name, module in list(model.named_modules()):
         if name and is_included(name) and (fused := _fused(module)) is not None:
-            owner, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(owner), leaf, fused)
+            model.set_submodule(name, fused)
 
 
 def kernel_activation(module: nn.Module) -> Activation | None:

@@ -49,9 +49,9 @@ def merge_linear_layers(model: nn.Module, run: Callable[[], object]) -> None:
     names = {module: name for name, module in model.named_modules()}
     for layers in [group for group in _groups(names, run) if len(group) > 1]:
         first = MergedLinear(layers)
-        _replace(model, names[layers[0]], first)
+        model.set_submodule(names[layers[0]], first)
         for layer in layers[1:]:
-            _replace(model, names[layer], LaterPart(layer, first))
+            model.set_submodule(names[layer], LaterPart(layer, first))
 
 
 def _groups(names: dict[nn.Module, str], run: Callable[[], object]) -> Iterator[list[nn.Linear]]:
@@ -92,8 +92,3 @@ def _go_together(names: dict[nn.Module, str], one: nn.Linear, other: nn.Linear) 
         and one.weight.dtype == other.weight.dtype
         and (one.bias is None) == (other.bias is None)
     )
-
-
-def _replace(model: nn.Module, name: str, layer: nn.Module) -> None:
-    owner, _, leaf = name.rpartition(".")
-    setattr(model.get_submodule(owner), leaf, layer)

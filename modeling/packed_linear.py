@@ -31,15 +31,11 @@ class LinearPacker:
 
     def __init__(self, weights: Iterable[torch.Tensor]) -> None:
         """`weights`: all weights that `pack` will get, all packable."""
-        self._library = kernel_library()
-        layouts = [self._layout(weight) for weight in weights]
+        layouts = [WeightLayout.of(weight) if has_kernel_layers(weight.dtype) else None for weight in weights]
         self._layouts = iter(layouts)
-        if self._library is not None:
-            library = self._library
+        self._library = kernel_library()
+        if (library := self._library) is not None:
             self._pages = HugePages(layout.num_bytes(library) for layout in layouts if layout is not None)
-
-    def _layout(self, weight: torch.Tensor) -> WeightLayout | None:
-        return None if self._library is None or weight.dtype != torch.float32 else WeightLayout.of(weight)
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
         """Returns a packed Linear with this weight, (out_features, in_features), and bias, in the same dtype. The
@@ -64,8 +60,7 @@ def pack_linear_layers(model: nn.Module, is_included: Callable[[str], bool] = la
     packer = LinearPacker(module.weight for _, module in found)
     while found:  # one by one, so that each packed weight is freed at once
         name, module = found.pop(0)
-        owner, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(owner), leaf, packer.pack(module.weight, module.bias))
+        model.set_submodule(name, packer.pack(module.weight, module.bias))
 
 
 def is_packable(weight: torch.Tensor) -> bool:

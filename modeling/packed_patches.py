@@ -45,8 +45,7 @@ def pack_patch_convolutions(model: nn.Module, is_included: Callable[[str], bool]
     `is_included`: see `pack_linear_layers`."""
     for name, module in list(model.named_modules()):
         if is_included(name) and _cuts_patches(module):
-            owner, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(owner), leaf, PackedPatches(module))
+            model.set_submodule(name, PackedPatches(module))
 
 
 def _cuts_patches(module: nn.Module) -> bool:

@@ -27,7 +27,8 @@ class Int8Linear(nn.Module):
         self._scales = scales[:, 0].to(weight.dtype)
         self._kernel_scales = self._scales.bfloat16()
         self._bias = None if linear.bias is None else linear.bias.detach()
-        self._has_kernel = self.in_features % _KERNEL_STEP == 0 and _has_kernel(weight.device)
+        # A GPU's kernel would leave its tensor cores idle.
+        self._has_kernel = self.in_features % _KERNEL_STEP == 0 and weight.device.type == "cpu"
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
         """Returns the dequantized weights, (out_features, in_features)."""
@@ -43,17 +44,6 @@ class Int8Linear(nn.Module):
         return output if self._bias is None else output + self._bias
 
 
-def _has_kernel(device: torch.device) -> bool:
-    if device.type != "cpu":  # a GPU's kernel would leave its tensor cores idle
-        return False
-    rows, weight = torch.zeros(1, 32, dtype=torch.bfloat16), torch.zeros(32, 32)
-    try:
-        torch.ops.aten._weight_int8pack_mm(rows, weight.to(torch.int8), rows[0])
-    except (NotImplementedError, RuntimeError):  # PyTorch versions without it
-        return False
-    return True
-
-
 def quantize_linear_layers(model: nn.Module, is_included: Callable[[str], bool] = lambda name: True) -> None:
     """Replaces the plain linear layers of a model in place, one after another. Routers of experts, and experts stored
     as one weight, are not quantized.
@@ -61,6 +51,6 @@ def quantize_linear_layers(model: nn.Module, is_included: Callable[[str], bool] 
     `is_included`: returns whether to replace the layer of a name.
     """
     for name, module in list(model.named_modules()):
-        owner, _, leaf = name.rpartition(".")
-        if type(module) is nn.Linear and is_included(name) and leaf not in ("gate", "router"):
-            setattr(model.get_submodule(owner), leaf, Int8Linear(module))
+        is_router = name.rpartition(".")[2] in ("gate", "router")
+        if type(module) is nn.Linear and is_included(name) and not is_router:
+            model.set_submodule(name, Int8Linear(module))

@@ -12,19 +12,9 @@ from typing import Any
 import torch
 
 _OPERATORS = (
-    "nms",
-    "qnms",
-    "roi_align",
-    "qroi_align",
-    "_roi_align_backward",
-    "roi_pool",
-    "_roi_pool_backward",
-    "ps_roi_align",
-    "_ps_roi_align_backward",
-    "ps_roi_pool",
-    "_ps_roi_pool_backward",
-    "deform_conv2d",
-    "_deform_conv2d_backward",
+    *("nms", "roi_align", "_roi_align_backward", "roi_pool", "_roi_pool_backward", "ps_roi_align", "ps_roi_pool"),
+    *("_ps_roi_align_backward", "_ps_roi_pool_backward", "deform_conv2d", "_deform_conv2d_backward"),
+    *("qnms", "qroi_align"),
 )
 _declared: list[Any] = []  # keeps the declaring objects alive, and with them the operators
 

@@ -6,12 +6,6 @@ from typing import Any
 import torch
 from torch.nn.attention.varlen import varlen_attn
 
-_DTYPES = (torch.float16, torch.bfloat16)
-_HEAD_DIM_STEP, _MAX_HEAD_DIM = 8, 256
-_CAPABILITY = (8, 0)
-"""The limits of PyTorch's flash attention: these dtypes, head sizes that are multiples of the step up to the maximum,
-and GPUs of at least this compute capability (Ampere)."""
-
 # PyTorch 2.11 shares key heads among query heads without an argument.
 _SHARED_KEY_HEADS: dict[str, Any] = (
     {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
@@ -19,16 +13,11 @@ _SHARED_KEY_HEADS: dict[str, Any] = (
 
 
 def has_kernel(query: torch.Tensor) -> bool:
-    """Returns whether one kernel can attend over all sequences: in half precision on CUDA GPUs since Ampere, for most
-    head sizes."""
-    head_dim = query.shape[-1]
-    return (
-        query.is_cuda
-        and query.dtype in _DTYPES
-        and head_dim % _HEAD_DIM_STEP == 0
-        and head_dim <= _MAX_HEAD_DIM
-        and torch.cuda.get_device_capability(query.device) >= _CAPABILITY
-    )
+    """Returns whether PyTorch's flash attention can attend over all sequences: in half precision on CUDA GPUs since
+    Ampere, for head sizes that are multiples of 8 up to 256."""
+    is_half = query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)
+    is_supported_size = query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
+    return is_half and is_supported_size and torch.cuda.get_device_capability(query.device) >= (8, 0)
 
 
 def attend_causally(

@@ -37,6 +37,9 @@ PLACES = (
     "bottom right",
 )
 GRID = 3
+WITHOUT_PICTURE = 0.05  # the share of such rows
+SEVERAL_PICTURES = 0.45  # the share of rows with two or three
+MAX_SHAPES = {1: 4, 2: 2, 3: 2}  # in each picture of a row with that many pictures
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,17 @@ def random_scene(rng: random.Random, max_shapes: int) -> Scene:
     background = (light + rng.randint(-8, 3), light + rng.randint(-8, 3), light + rng.randint(-8, 3))
     shapes = tuple(_random_shape(rng, *name, cell) for name, cell in zip(names, cells, strict=True))
     return Scene(shapes, background)
+
+
+def random_scenes(rng: random.Random, several: float = SEVERAL_PICTURES) -> list[Scene]:
+    """Returns up to three pictures that are asked about together. Some repeat a picture. `several`: the share with two
+    or three."""
+    shares = (WITHOUT_PICTURE, 1 - WITHOUT_PICTURE - several, several * 0.45, several * 0.55)
+    count = rng.choices(range(len(shares)), shares)[0]
+    scenes = [random_scene(rng, MAX_SHAPES[count]) for _ in range(count)]
+    if count > 1 and rng.random() < 0.08:
+        scenes[rng.randrange(count)] = rng.choice(scenes)
+    return scenes
 
 
 def _random_shape(rng: random.Random, colour: str, kind: str, cell: int) -> Shape:

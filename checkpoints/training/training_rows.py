@@ -18,24 +18,15 @@ from transformers import PreTrainedTokenizerFast
 
 from raylens.checkpoints.training.pointing import CELLS, MAX_PICTURES, Encode, Pointer
 from raylens.checkpoints.training.questions import Question, QuestionDeck, draw_small_talk
-from raylens.checkpoints.training.scenes import COLOURS, GRID, SHAPES, Scene, random_scene, render
-from raylens.checkpoints.training.shapes_model import (
-    BOS,
-    EOS,
-    IMAGE,
-    IMAGE_SIZE,
-    PAD,
-    PIXEL_MEAN,
-    PIXEL_STD,
-    RESAMPLE,
-    TOKENS_PER_IMAGE,
-)
+from raylens.checkpoints.training.scenes import COLOURS, GRID, SHAPES, Scene, random_scene, random_scenes, render
 
+BOS, EOS, PAD, IMAGE = "<s>", "</s>", "<pad>", "<image>"
+IMAGE_SIZE, PATCH_SIZE = 96, 16
+TOKENS_PER_IMAGE = (IMAGE_SIZE // PATCH_SIZE) ** 2
+PIXEL_MEAN = PIXEL_STD = 0.5
+RESAMPLE = Image.Resampling.BICUBIC
 ROW_TOKENS = 192
 NOT_ASKED = -100
-WITHOUT_PICTURE = 0.05  # the share of such rows
-SEVERAL_PICTURES = 0.45  # the share of rows with two or three
-MAX_SHAPES = {1: 4, 2: 2, 3: 2}  # in each picture of a row with that many pictures
 SYSTEM_MESSAGES = (
     "You are a helpful assistant.",
     "Answer briefly.",
@@ -53,7 +44,6 @@ class Row:
     targets: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)  # 0 for the pictures before the first turn
-    kinds: list[str] = field(default_factory=list)  # of turn 1, 2, ...
     pointed: list[tuple[int, list[int]]] = field(default_factory=list)  # position of a word, the cells it means
 
     def append(self, tokens: tuple[int, ...], num_answer_tokens: int, turn: int, position: int) -> None:
@@ -73,12 +63,10 @@ class Batch:
     tokens: torch.Tensor  # [rows, length]
     targets: torch.Tensor  # [rows, length]
     positions: torch.Tensor  # [rows, length]
-    turns: torch.Tensor  # [rows, length], -1 where padded
     attention: torch.Tensor  # [rows, 1, length, length]
     pixels: torch.Tensor  # [pictures, 3, height, width]
     cell_colours: torch.Tensor  # [pictures, 9], 0 for an empty cell
     cell_kinds: torch.Tensor  # [pictures, 9], 0 for an empty cell
-    kinds: list[list[str]]  # of each row's turns
     words: torch.Tensor  # [words, 2]: row and position of each colour or shape word of a question
     word_cells: torch.Tensor  # [words, 27]: 1 where it means that cell, 0 where not, -1 where there is no picture
 
@@ -93,34 +81,15 @@ def encoder_of(tokenizer: PreTrainedTokenizerFast) -> Encode:
     return encode
 
 
-def random_scenes(rng: random.Random, several: float = SEVERAL_PICTURES) -> list[Scene]:
-    """Returns the pictures of one row. Some rows repeat a picture."""
-    shares = (WITHOUT_PICTURE, 1 - WITHOUT_PICTURE - several, several * 0.45, several * 0.55)
-    count = rng.choices(range(len(shares)), shares)[0]
-    scenes = [random_scene(rng, MAX_SHAPES[count]) for _ in range(count)]
-    if count > 1 and rng.random() < 0.08:
-        scenes[rng.randrange(count)] = rng.choice(scenes)
-    return scenes
-
-
 def build_batch(
-    rng: random.Random,
-    encode: Encode,
-    num_rows: int,
-    weights: Mapping[str, float],
-    *,
-    conversations: float = 0.5,
-    several: float = SEVERAL_PICTURES,
+    rng: random.Random, encode: Encode, num_rows: int, weights: Mapping[str, float], several: float
 ) -> Batch:
-    """Draws `num_rows` rows. `several`: the share with two or three pictures. `conversations`: the share of
-    conversations.
-
-    The same state of `rng` gives the same batch.
-    """
+    """Draws `num_rows` rows, half of them conversations. `weights`: how often each kind of question is asked, by
+    default 1. `several`: the share of rows with two or three pictures. The same state of `rng` gives the same batch."""
     rows, scenes = [], []
     for _ in range(num_rows):
         of_row = random_scenes(rng, several)
-        rows.append(build_row(rng, encode, of_row, weights, rng.random() < conversations))
+        rows.append(build_row(rng, encode, of_row, weights, rng.random() < 0.5))
         scenes += of_row
     scenes = scenes or [random_scene(rng, 1)]
     return _to_tensors(rows, scenes, encode, [photograph(scene, rng) for scene in scenes])
@@ -147,7 +116,6 @@ def build_row(
         row.pointed += [(len(row.tokens) + i, cells) for i, cells in pointer.point(asked, scenes)]
         position = len(row.tokens) if conversation else start
         row.append(asked + answer, len(answer), turn, position)
-        row.kinds.append(question.kind)
     raise AssertionError("questions never end")
 
 
@@ -190,12 +158,10 @@ def _to_tensors(rows: list[Row], scenes: list[Scene], encode: Encode, images: li
         tokens=padded([row.tokens for row in rows], encode(PAD)[0]),
         targets=padded([row.targets for row in rows], NOT_ASKED),
         positions=padded([row.positions for row in rows], 0),
-        turns=turns,
         attention=(causal & (conversation | same_turn | in_prefix))[:, None],
         pixels=to_pixels(images),
         cell_colours=colours,
         cell_kinds=kinds,
-        kinds=[row.kinds for row in rows],
         words=torch.tensor([(i, at) for i, row in enumerate(rows) for at, _ in row.pointed]).reshape(-1, 2),
         word_cells=torch.tensor([cells for row in rows for _, cells in row.pointed]).reshape(-1, ALL_CELLS),
     )

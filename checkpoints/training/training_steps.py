@@ -1,10 +1,9 @@
-"""One training step: losses and held-out accuracy of the model on a batch.
+"""The losses of one training step.
 
 Knows the model's parts (vision tower, projector, language model) but neither schedules nor files.
 """
 
 import random
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -16,8 +15,16 @@ from transformers import LlavaForConditionalGeneration
 
 from raylens.checkpoints.training.pointing import NO_PICTURE, Encode
 from raylens.checkpoints.training.scenes import COLOURS, GRID, SHAPES, random_scene
-from raylens.checkpoints.training.shapes_model import IMAGE_SIZE, PATCH_SIZE
-from raylens.checkpoints.training.training_rows import ALL_CELLS, NOT_ASKED, Batch, cell_labels, photograph, to_pixels
+from raylens.checkpoints.training.training_rows import (
+    ALL_CELLS,
+    IMAGE_SIZE,
+    NOT_ASKED,
+    PATCH_SIZE,
+    Batch,
+    cell_labels,
+    photograph,
+    to_pixels,
+)
 
 CELL_HEAD_SIZES = (len(COLOURS) + 1, len(SHAPES) + 1, GRID * GRID)  # an empty cell has colour 0 and kind 0
 CellsBatch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # pixels, colour of each cell, kind of each cell
@@ -26,15 +33,11 @@ CellsBatch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # pixels, colour o
 class Learner:
     """The model with two linear heads for hints, used in training only."""
 
-    def __init__(
-        self, model: LlavaForConditionalGeneration, encode: Encode, device: torch.device, *, bf16: bool
-    ) -> None:
+    def __init__(self, model: LlavaForConditionalGeneration, encode: Encode, device: torch.device) -> None:
         self.model: Any = model.train()
         self.model.to(device)
         self.encode = encode
         self.device = device
-        self.bf16 = bf16
-        self.step = 0
         width = self.model.config.vision_config.hidden_size
         self.cell_head = nn.Linear(width, sum(CELL_HEAD_SIZES)).to(device)
         self.word_head = nn.Linear(self.model.config.text_config.hidden_size, ALL_CELLS).to(device)
@@ -46,17 +49,7 @@ class Learner:
         yield from self.word_head.parameters()
 
     def autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
-
-    def state_dict(self) -> dict[str, Any]:
-        parts = {"model": self.model, "cell_head": self.cell_head, "word_head": self.word_head}
-        return {"step": self.step} | {name: part.state_dict() for name, part in parts.items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.cell_head.load_state_dict(state["cell_head"])
-        self.word_head.load_state_dict(state["word_head"])
-        self.step = state["step"]
+        return torch.autocast(self.device.type, torch.bfloat16)
 
     def see(self, pixels: torch.Tensor) -> torch.Tensor:
         """Returns patch features in LLaVA's form (last layer, without the class token): [pictures, 36, width]."""
@@ -108,15 +101,6 @@ def cell_loss(learner: Learner, batch: CellsBatch) -> torch.Tensor:
         return _cell_loss(learner, learner.see(batch[0]), batch[1], batch[2])
 
 
-def cell_accuracy(learner: Learner, batch: CellsBatch) -> float:
-    """Returns the share of pictures in which every patch names its cell right."""
-    with torch.no_grad(), learner.autocast():
-        scores = learner.name_cells(learner.see(batch[0]))
-    truths = _patch_truths(learner, batch[1], batch[2])
-    right = torch.stack([score.argmax(-1) == truth for score, truth in zip(scores, truths, strict=True)])
-    return right.all(dim=0).all(dim=-1).float().mean().item()
-
-
 def answer_loss(learner: Learner, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns the losses over answer tokens, over cells of the pictures, and over the cells of words."""
     with learner.autocast():
@@ -129,21 +113,12 @@ def answer_loss(learner: Learner, batch: Batch) -> tuple[torch.Tensor, torch.Ten
         return answers, cells, _word_loss(learner, half_way, batch)
 
 
-def accuracy_by_kind(learner: Learner, batch: Batch, right: Counter[str], asked: Counter[str]) -> None:
-    """Counts the turns in which every answer token is the likeliest one, given the right tokens before it."""
-    with torch.no_grad(), learner.autocast():
-        logits = learner.model.lm_head(learner.read(batch, learner.see(batch.pixels))[1])
-    wrong = (logits.argmax(-1).cpu() != batch.targets) & (batch.targets != NOT_ASKED)
-    for row, kinds in enumerate(batch.kinds):
-        for turn, kind in enumerate(kinds, start=1):
-            asked[kind] += 1
-            right[kind] += not wrong[row][batch.turns[row] == turn].any()
-
-
 def _cell_loss(
     learner: Learner, features: torch.Tensor, true_colours: torch.Tensor, true_kinds: torch.Tensor
 ) -> torch.Tensor:
-    truths = _patch_truths(learner, true_colours, true_kinds)
+    cells = learner.cell_of_patch
+    colours = true_colours.to(learner.device)[:, cells]
+    truths = (colours, true_kinds.to(learner.device)[:, cells], cells.expand_as(colours))
     losses = [
         F.cross_entropy(score.flatten(0, 1), truth.flatten())
         for score, truth in zip(learner.name_cells(features), truths, strict=True)
@@ -160,10 +135,3 @@ def _word_loss(learner: Learner, half_way: torch.Tensor, batch: Batch) -> torch.
         return half_way.new_zeros(())
     scores = learner.word_head(half_way[row, position]).float()
     return F.binary_cross_entropy_with_logits(scores[there], meant[there].float())
-
-
-def _patch_truths(learner: Learner, true_colours: torch.Tensor, true_kinds: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Returns the right colour, kind and place for each patch: three times [pictures, 36]."""
-    cells = learner.cell_of_patch
-    colours = true_colours.to(learner.device)[:, cells]
-    return colours, true_kinds.to(learner.device)[:, cells], cells.expand_as(colours)

@@ -70,8 +70,8 @@ class VisionFamily(HalfModel):
     `is_packed`: whether the tower takes pictures of all sizes packed on one axis, see `encoder/packed_attention.py`."""
 
     unused: tuple[str, ...] = ("model.language_model", "lm_head")
-    tower: str
-    projector: tuple[str, ...]
+    tower: str = "model.vision_tower"
+    projector: tuple[str, ...] = ("model.multi_modal_projector",)
     modalities: Mapping[str, VisionModality]
     has_tiles: bool = False
     is_packed: bool = False

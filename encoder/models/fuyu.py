@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from raylens.encoder.models.family import VisionFamily, VisionModality
+from raylens.encoder.models.pixels import count_rows
 from raylens.preprocess.schema import ItemTensors
 
 
@@ -15,13 +16,9 @@ def _encode(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.
     return list(features.split([len(own) for own in patches]))
 
 
-def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
-    return len(item["image_patches"])
-
-
 FUYU = VisionFamily(
     whole="FuyuForCausalLM",
     tower="model.vision_embed_tokens",
     projector=(),
-    modalities={"image": VisionModality(encode=_encode, num_patches=_num_patches)},
+    modalities={"image": VisionModality(encode=_encode, num_patches=count_rows("image_patches"))},
 )

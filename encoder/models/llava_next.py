@@ -1,6 +1,6 @@
 """LLaVA-NeXT and LLaVA-OneVision: embeddings are in the order of the picture's rows, and a mark ends each row."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -33,10 +33,6 @@ def _is_tiled(item: ItemTensors) -> bool:
     return int(item["batch_num_images"]) == 1
 
 
-def _onevision_key(item: ItemTensors) -> Hashable:
-    return _is_tiled(item), row_shapes(item)
-
-
 def _encode_clips(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
     """Encodes all clips as one and splits the rows, because every frame has the same number of rows. A mark ends each
     clip."""
@@ -56,7 +52,6 @@ _PROJECTOR = ("model.multi_modal_projector", "model.image_newline")
 
 LLAVA_NEXT = VisionFamily(
     whole="LlavaNextForConditionalGeneration",
-    tower="model.vision_tower",
     projector=_PROJECTOR,
     modalities={
         "image": VisionModality(
@@ -67,13 +62,12 @@ LLAVA_NEXT = VisionFamily(
 )
 LLAVA_ONEVISION = VisionFamily(
     whole="LlavaOnevisionForConditionalGeneration",
-    tower="model.vision_tower",
     projector=_PROJECTOR,
     modalities={
         "image": VisionModality(
             encode=_encode_onevision,
             num_patches=count_patches("pixel_values"),
-            batch_key=_onevision_key,
+            batch_key=lambda item: (_is_tiled(item), row_shapes(item)),
             on_host=frozenset({"image_sizes", "batch_num_images"}),
         ),
         "video": VisionModality(

@@ -29,7 +29,6 @@ def _take(item: ItemTensors, start: int, stop: int) -> ItemTensors:
 
 MINICPMV4_6 = VisionFamily(
     whole="MiniCPMV4_6ForConditionalGeneration",
-    tower="model.vision_tower",
     projector=("model.merger",),
     modalities={
         "image": VisionModality(

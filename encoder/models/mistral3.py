@@ -51,8 +51,6 @@ def _encode_padded(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list
 
 MISTRAL3 = VisionFamily(
     whole="Mistral3ForConditionalGeneration",
-    tower="model.vision_tower",
-    projector=("model.multi_modal_projector",),
     modalities={
         "image": VisionModality(
             encode=_encode,

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from raylens.encoder.models.family import Division, VisionFamily, VisionModality
+from raylens.encoder.models.pixels import count_rows
 from raylens.preprocess.schema import ItemTensors
 
 
@@ -36,18 +37,6 @@ def _joined_pooling(items: Sequence[ItemTensors], pixels: str, pooling: str) -> 
     return torch.cat([torch.where(own >= 0, own + start, own) for own, start in indices])
 
 
-def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
-    return item["pixel_values"].shape[:2].numel()
-
-
-def _num_clip_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
-    return item["pixel_values_videos"].shape[:2].numel()
-
-
-def _num_frames(item: ItemTensors) -> int:
-    return len(item["pixel_values_videos"])
-
-
 def _take_frames(item: ItemTensors, start: int, stop: int) -> ItemTensors:
     """Returns the frames [start, stop). Each frame's tokens are pooled from its own patches."""
     frames, grid = item["pixel_values_videos"], item["video_grids"]
@@ -63,14 +52,12 @@ def _take_frames(item: ItemTensors, start: int, stop: int) -> ItemTensors:
 
 MOLMO2 = VisionFamily(
     whole="Molmo2ForConditionalGeneration",
-    tower="model.vision_tower",
-    projector=("model.multi_modal_projector",),
     modalities={
-        "image": VisionModality(encode=_encode_pictures, num_patches=_num_patches),
+        "image": VisionModality(encode=_encode_pictures, num_patches=count_rows("pixel_values", axes=2)),
         "video": VisionModality(
             encode=_encode_clips,
-            num_patches=_num_clip_patches,
-            division=Division(num_units=_num_frames, take=_take_frames),
+            num_patches=count_rows("pixel_values_videos", axes=2),
+            division=Division(num_units=lambda item: len(item["pixel_values_videos"]), take=_take_frames),
         ),
     },
     has_tiles=True,

@@ -24,6 +24,12 @@ def count_patches(name: str) -> Callable[[PreTrainedConfig, ItemTensors], int]:
     return count
 
 
+def count_rows(name: str, axes: int = 1) -> Callable[[PreTrainedConfig, ItemTensors], int]:
+    """Returns a function that counts the patches of an item whose patches are the first axis, or `axes`, of the field
+    `name`."""
+    return lambda config, item: item[name].shape[:axes].numel()
+
+
 def joined_tiles(items: Sequence[ItemTensors], name: str) -> tuple[torch.Tensor, list[int]]:
     """Returns the pixels of all items, (num_tiles, 3, height, width), and each item's number of tiles. An item of one
     tile may lack the first axis."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils.generic import get_max_seqlen
 from transformers.vision_utils import (
     get_vision_attention_seqlens,
@@ -14,12 +14,16 @@ from transformers.vision_utils import (
 )
 
 from raylens.encoder.models.family import Division, VisionFamily, VisionModality
+from raylens.encoder.models.pixels import count_rows
 from raylens.preprocess.schema import ItemTensors
 
 
 def _encode_pictures(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
+    """Encodes each picture as equal frames, because these models treat a picture as a video. Patches are of one frame,
+    (num_patches, 3 x patch x patch)."""
     patches = torch.cat([item["pixel_values"] for item in items])
-    frames = _repeat_frame(patches, model.config.vision_config.temporal_patch_size)
+    num_frames = model.config.vision_config.temporal_patch_size
+    frames = patches.view(len(patches), 3, 1, -1).expand(-1, -1, num_frames, -1).flatten(1)
     grids = torch.stack([item["image_grid_thw"] for item in items])
     places = _places(model, grids)
     return _with_levels(model.get_image_features(pixel_values=frames, image_grid_thw=grids, **places))
@@ -58,32 +62,14 @@ def _places(model: PreTrainedModel, grids: torch.Tensor) -> dict[str, Any]:
     return places
 
 
-def _repeat_frame(patches: torch.Tensor, num_frames: int) -> torch.Tensor:
-    """Returns the patches of `num_frames` equal frames, because these models treat a picture as a video. `patches`: of
-    one frame, (num_patches, 3 x patch x patch)."""
-    return patches.view(len(patches), 3, 1, -1).expand(-1, -1, num_frames, -1).flatten(1)
-
-
 def _with_levels(outputs: Any) -> list[torch.Tensor]:
     """Returns each item's features, followed by its deepstack levels on the last axis."""
     levels = [outputs.pooler_output, *(getattr(outputs, "deepstack_features", None) or ())]
     return [torch.cat(item, dim=-1) for item in zip(*levels, strict=True)]
 
 
-def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
-    return len(item["pixel_values"])
-
-
-def _num_clip_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
-    return len(item["pixel_values_videos"])
-
-
-def _num_steps(item: ItemTensors) -> int:
-    """Returns the length of the grid's time axis. Patches attend only within their time step."""
-    return int(item["video_grid_thw"][0])
-
-
 def _take_steps(item: ItemTensors, start: int, stop: int) -> ItemTensors:
+    """Returns the steps [start, stop) of the grid's time axis. Patches attend only within their time step."""
     grid = item["video_grid_thw"]
     first, last = (step * int(grid[1:].prod()) for step in (start, stop))
     own_grid = torch.cat((grid.new_tensor([stop - start]), grid[1:]))
@@ -97,13 +83,15 @@ def _family(whole: str, *more_projector: str) -> VisionFamily:
         projector=("model.visual.merger", *more_projector),
         modalities={
             "image": VisionModality(
-                encode=_encode_pictures, num_patches=_num_patches, on_host=frozenset({"image_grid_thw"})
+                encode=_encode_pictures,
+                num_patches=count_rows("pixel_values"),
+                on_host=frozenset({"image_grid_thw"}),
             ),
             "video": VisionModality(
                 encode=_encode_clips,
-                num_patches=_num_clip_patches,
+                num_patches=count_rows("pixel_values_videos"),
                 on_host=frozenset({"video_grid_thw"}),
-                division=Division(num_units=_num_steps, take=_take_steps),
+                division=Division(num_units=lambda item: int(item["video_grid_thw"][0]), take=_take_steps),
             ),
         },
         is_packed=True,

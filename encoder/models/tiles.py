@@ -1,10 +1,13 @@
 """Families whose pictures are one or several tiles of one size. The tower encodes tiles independently, and every tile
 has the same number of embeddings."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from raylens.encoder.models.family import VisionFamily, VisionModality
 from raylens.encoder.models.pixels import by_tile, count_patches, joined_tiles, split_tiles
@@ -28,52 +31,64 @@ def _encode_masked(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list
     return split_tiles(model.base_model.get_image_features(pixel_values=pixels, pixel_mask=mask).pooler_output, counts)
 
 
-IMAGE = _tiles("pixel_values")
+def _florence2_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
+    """Returns the number of patches of the tower's stage with the most layers. Each stage cuts the previous stage's
+    output into larger patches, which overlap and, by padding, extend beyond the edge."""
+    vision = config.vision_config
+    sides = list(item["pixel_values"].shape[-2:])
+    for stage in range(vision.depths.index(max(vision.depths)) + 1):
+        margin = 2 * vision.patch_padding[stage] - vision.patch_size[stage]
+        sides = [(side + margin) // vision.patch_stride[stage] + 1 for side in sides]
+    return math.prod(sides)
+
+
+def _gemma3n_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
+    """Returns the number of positions in MobileNetV5's stage with the most layers, each of 16 x 16 pixels."""
+    height, width = item["pixel_values"].shape[-2:]
+    return -(-height // 16) * -(-width // 16)
+
+
+_IMAGE = _tiles("pixel_values")
+_tile_family = partial(VisionFamily, modalities={"image": _IMAGE}, has_tiles=True)
+_LANGUAGE = ("model.language_model", "lm_head")
+# Gemma 3n's language half embeds the prompt's own vision tokens, such as the end of a picture, with these.
+_VISION_TOKENS = ("model.embed_vision.embedding", "model.embed_vision.hard_embedding_norm")
 _GENERATION = ("model.vqmodel", "model.generation_embeddings", "model.generation_aligner", "model.generation_head")
 
 ARIA = VisionFamily(
     whole="AriaForConditionalGeneration",
-    tower="model.vision_tower",
-    projector=("model.multi_modal_projector",),
-    modalities={
-        "image": VisionModality(
-            encode=_encode_masked,
-            num_patches=count_patches("pixel_values"),
-            division=by_tile("pixel_values", "pixel_mask"),
-        )
-    },
+    modalities={"image": replace(_IMAGE, encode=_encode_masked, division=by_tile("pixel_values", "pixel_mask"))},
 )
-BLIP_2 = VisionFamily(
+BLIP_2 = _tile_family(
     whole="Blip2ForConditionalGeneration",
     unused=("language_model",),
     tower="vision_model",
     projector=("query_tokens", "qformer", "language_projection"),
-    modalities={"image": IMAGE},
-    has_tiles=True,
 )
-
-
-def _family(whole: str, tower: str, projector: str, *unused: str, **more: VisionModality) -> VisionFamily:
-    """Returns a family with pictures as tiles and `more` modalities, without the model's language half and the `unused`
-    parts."""
-    return VisionFamily(
-        whole=whole,
-        unused=("model.language_model", "lm_head", *unused),
-        tower=tower,
-        projector=(projector,),
-        modalities={"image": IMAGE, **more},
-        has_tiles=True,
-    )
-
-
-_TOWER = ("model.vision_tower", "model.multi_modal_projector")
-_DEEPSEEK = ("model.vision_model", "model.aligner")
-
-DEEPSEEK_VL = _family("DeepseekVLForConditionalGeneration", *_DEEPSEEK)
-GEMMA3 = _family("Gemma3ForConditionalGeneration", *_TOWER)
+DEEPSEEK_VL = _tile_family(
+    whole="DeepseekVLForConditionalGeneration", tower="model.vision_model", projector=("model.aligner",)
+)
+FLORENCE2 = _tile_family(
+    whole="Florence2ForConditionalGeneration", modalities={"image": replace(_IMAGE, num_patches=_florence2_patches)}
+)
+GEMMA3 = _tile_family(whole="Gemma3ForConditionalGeneration")
+# The tower is a convolutional network from timm, an optional dependency (`raylens[gemma3n]`).
+GEMMA3N = _tile_family(
+    whole="Gemma3nForConditionalGeneration",
+    unused=(*_LANGUAGE, *_VISION_TOKENS, "model.audio_tower", "model.embed_audio"),
+    projector=("model.embed_vision",),
+    modalities={"image": replace(_IMAGE, num_patches=_gemma3n_patches)},
+)
 # A frame of a video is a tile.
-INTERNVL = _family("InternVLForConditionalGeneration", *_TOWER, video=_tiles("pixel_values_videos"))
-JANUS = _family("JanusForConditionalGeneration", *_DEEPSEEK, *_GENERATION)
-LLAVA = _family("LlavaForConditionalGeneration", *_TOWER)
-PALIGEMMA = _family("PaliGemmaForConditionalGeneration", *_TOWER)
-VIPLLAVA = _family("VipLlavaForConditionalGeneration", *_TOWER)
+INTERNVL = _tile_family(
+    whole="InternVLForConditionalGeneration", modalities={"image": _IMAGE, "video": _tiles("pixel_values_videos")}
+)
+JANUS = _tile_family(
+    whole="JanusForConditionalGeneration",
+    unused=(*_LANGUAGE, *_GENERATION),
+    tower="model.vision_model",
+    projector=("model.aligner",),
+)
+LLAVA = _tile_family(whole="LlavaForConditionalGeneration")
+PALIGEMMA = _tile_family(whole="PaliGemmaForConditionalGeneration")
+VIPLLAVA = _tile_family(whole="VipLlavaForConditionalGeneration")

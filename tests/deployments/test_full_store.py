@@ -7,11 +7,9 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-import yaml
 from openai import OpenAI
 
 from benchmarks.server_process import running_serve, tree_of
-from raylens.deployments.launch.local_cluster import APP_NAME
 from tests.slow_encoder import answers_about, make_slow_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -24,11 +22,8 @@ STORE_BYTES = 80 * 2**20
 def server(tmp_path: Path) -> Iterator[tuple[OpenAI, int]]:
     """A client of a server of its own, and the server's process."""
     args = {"model": make_slow_checkpoint(tmp_path, SIDE), "served_model_name": "small"}
-    application = {"name": APP_NAME, "import_path": "raylens.deployments.app:build_app", "args": args}
-    file = tmp_path / "serve.yaml"
-    file.write_text(yaml.safe_dump({"applications": [application]}))
     small = {"RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": str(STORE_BYTES)}
-    with mock.patch.dict("os.environ", small), running_serve(file) as (url, process):
+    with mock.patch.dict("os.environ", small), running_serve(args) as (url, process):
         yield OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120), process.pid
 
 

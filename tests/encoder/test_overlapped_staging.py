@@ -14,13 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlavaForConditionalGeneration
 
-from raylens.encoder.accelerator import make_graphs, make_staging
 from raylens.encoder.config import EncoderConfig, PartConfig
 from raylens.encoder.engine import EncoderEngine
-from raylens.encoder.overlapped_staging import OverlappedStaging
 from raylens.encoder.schema import EncodeOutput
-from raylens.encoder.staging import DirectStaging, Encode, PendingEmbeddings
-from raylens.encoder.tower_graphs import TowerGraphs
+from raylens.encoder.staging import (
+    CudaTransfers,
+    DirectStaging,
+    Encode,
+    OverlappedStaging,
+    PendingEmbeddings,
+    make_staging,
+)
+from raylens.encoder.tower_graphs import TowerGraphs, make_graphs
 from raylens.preprocess.schema import ItemTensors
 from tests.encoder.small_vision import Small
 from tests.encoder.test_tower_graphs import Recorder
@@ -31,7 +36,7 @@ Copies = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass
-class LateTransfers:
+class LateTransfers(CudaTransfers):
     """Stands in for CUDA: uploads when the computation needs them, downloads when somebody waits for them, and fresh
     memory is full of what does not belong there."""
 

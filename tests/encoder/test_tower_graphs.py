@@ -23,7 +23,7 @@ Replay = Callable[[], Any]
 
 
 @dataclass
-class Recorder:
+class Recorder(CudaCapture):
     """Stands in for CUDA: runs what was recorded again, notes how large it was and reuses its outputs' memory."""
 
     recorded: list[int] = field(default_factory=list)

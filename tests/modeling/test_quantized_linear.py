@@ -9,7 +9,7 @@ from torch import nn
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.llm.sampling.params import SamplingParams
-from raylens.modeling.quantized_linear import Int8Linear, _has_kernel, quantize_linear_layers
+from raylens.modeling.quantized_linear import Int8Linear, quantize_linear_layers
 from tests.small_models import make_checkpoint, small_requests, whole_class
 
 
@@ -61,7 +61,7 @@ def test_a_layer_takes_a_quarter_of_the_memory() -> None:
 
 def test_an_engine_answers_like_generate_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the kernel, that is in float32 throughout."""
-    monkeypatch.setattr("raylens.modeling.quantized_linear._has_kernel", lambda device: False)
+    monkeypatch.setattr("raylens.modeling.quantized_linear.MAX_ROWS_FOR_KERNEL", 0)
     checkpoint = make_checkpoint("llava", tmp_path)
     model = whole_class("llava").from_pretrained(checkpoint, dtype=torch.float32).eval()
     whole = {tuple(request.expected) for request in small_requests("llava", model)}
@@ -105,7 +105,3 @@ def test_a_gpu_is_refused_with_what_to_take_instead(device: str) -> None:
         EngineConfig("model", quantization="int8", device=device)
     EngineConfig("model", quantization="int8")
     EngineConfig("model", device=device)
-
-
-def test_pytorch_s_kernel_is_used_on_the_cpu_alone() -> None:
-    assert not _has_kernel(torch.device("cuda"))

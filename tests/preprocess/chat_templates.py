@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
-from raylens.checkpoints.training.shapes_model import CHAT_TEMPLATE as SHAPES
+from raylens.checkpoints import BUNDLED_MODEL
 from raylens.preprocess.models.wemm import _CHAT_TEMPLATE as WEMM
 from tests.preprocess.small_processors import FAMILIES, family_chat_template
+
+SHAPES = (BUNDLED_MODEL / "chat_template.jinja").read_text()
 
 
 @dataclass(frozen=True)
