@@ -55,7 +55,7 @@ async def _read_own(session: aiohttp.ClientSession) -> str:
 
 
 async def _read(session: aiohttp.ClientSession, address: str) -> str:
-    """Returns the page, or an empty one if there is no exporter: a node without a replica has none."""
+    """Returns the page, or an empty one without an exporter: a node without a replica has none."""
     try:
         async with session.get(f"http://{address}/metrics") as response:
             response.raise_for_status()
