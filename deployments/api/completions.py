@@ -51,12 +51,11 @@ class CompletionRequest(GenerationFields, PromptMedia):
 
     def prompts_and_media(self) -> list[tuple[Prompt, list[MediaSource]]]:
         prompts = self.prompts
-        if self.multi_modal_data and len(prompts) > 1:
+        if len(prompts) == 1:
+            return [prompt_and_media(prompts[0], self.multi_modal_data, "prompt")]
+        if self.multi_modal_data:
             raise InvalidRequestError(f"goes with one prompt, not with {len(prompts)}", field="multi_modal_data")
-        names = ["prompt"] if len(prompts) == 1 else [f"prompt[{index}]" for index in range(len(prompts))]
-        return [
-            prompt_and_media(prompt, self.multi_modal_data, name) for prompt, name in zip(prompts, names, strict=True)
-        ]
+        return [prompt_and_media(prompt, None, f"prompt[{index}]") for index, prompt in enumerate(prompts)]
 
     def sampling_params(self) -> SamplingParams:
         return self.make_sampling_params(

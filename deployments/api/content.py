@@ -162,6 +162,12 @@ ContentPart = Annotated[
     Field(discriminator="type"),
     type_by_field("text", "refusal", "image_url", "video_url", "image_embeds", file_id="input_image"),
 ]
+InputPart = Annotated[
+    InputText | RefusalPart | InputImagePart,
+    Field(discriminator="type"),
+    type_by_field("refusal", text="input_text", image_url="input_image", file_id="input_image"),
+]
+InputContent = str | Annotated[list[InputPart], Field(max_length=10_000, fail_fast=True)]
 Content = str | Sequence[TextPart | InputText | RefusalPart | MediaPart]
 """The content of a message, in any of the APIs."""
 

@@ -85,9 +85,7 @@ class TemplateFields(WireModel):
             continue_final_message=self.continue_final_message,
         )
 
-    def chat_and_media(
-        self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = ()
-    ) -> tuple[ChatPrompt, list[MediaSource]]:
+    def chat_and_media(self, messages: Messages, tools: Sequence[Tool] = ()) -> tuple[ChatPrompt, list[MediaSource]]:
         """Returns the pipeline's prompt and its media. Raises InvalidRequestError."""
         prompt = self.chat_prompt([message.template_form() for message in messages], tools)
         return prompt, media_of_turns(((message.role, message.content or "") for message in messages), "messages")

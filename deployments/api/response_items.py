@@ -3,26 +3,12 @@
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Tag
 
-from raylens.deployments.api.content import (
-    Content,
-    InputImagePart,
-    InputText,
-    RefusalPart,
-    template_content,
-    type_by_field,
-)
+from raylens.deployments.api.content import Content, InputContent, template_content
 from raylens.deployments.api.tools import FunctionCall, FunctionDefinition, FunctionName, JsonObject, Tool, ToolCall
 from raylens.deployments.api.wire import Accepted, Name, NotDone, WireModel
 from raylens.preprocess.schema import Message
-
-InputPart = Annotated[
-    InputText | RefusalPart | InputImagePart,
-    Field(discriminator="type"),
-    type_by_field("refusal", text="input_text", image_url="input_image", file_id="input_image"),
-]
-InputContent = str | Annotated[list[InputPart], Field(max_length=10_000, fail_fast=True)]
 
 
 class InputItem(WireModel):

@@ -29,7 +29,6 @@ def listed(names: Sequence[str]) -> str:
 
 
 def is_quiet(scope: Scope) -> bool:
-    """Returns whether programs poll this path."""
     return scope["path"] in _QUIET_PATHS
 
 

@@ -58,10 +58,6 @@ class _Waiter:
     number: int
     turn: asyncio.Future[None]
 
-    @property
-    def rank(self) -> tuple[int, int, int]:
-        return self.priority, self.ticket.quotas[0].used.requests, self.number
-
 
 @dataclass(eq=False, slots=True)
 class Ticket:
@@ -193,7 +189,8 @@ class Admission:
     def _next(self) -> _Waiter | None:
         refused: set[tuple[_Quota, RequestCost]] = set()
         alone: set[_Quota] = set()
-        for waiter in sorted(self._waiting, key=lambda one: one.rank):
+        in_order = sorted(self._waiting, key=lambda one: (one.priority, one.ticket.quotas[0].used.requests, one.number))
+        for waiter in in_order:
             own, cost = waiter.ticket.quotas[0], waiter.cost
             if waiter.turn.done() or own in alone or (own, cost) in refused:
                 continue

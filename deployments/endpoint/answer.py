@@ -28,7 +28,6 @@ class ChunkedAnswer(Generic[ChunkT]):
     """Formats the pieces of one request's answers as chunks. The account has already counted the pieces."""
 
     last_event = "data: [DONE]\n\n"
-    """The final event of every stream, failed or not."""
 
     def __init__(
         self, body: ChatCompletionRequest | CompletionRequest, account: RequestAccount, chunk_type: type[ChunkT]

@@ -35,7 +35,6 @@ class ApiCall:
         return self.ticket.caller
 
     def fail(self, error: Exception) -> None:
-        """Records the error that breaks off an answer, for the log."""
         self.state["error"] = error
 
     def check_fields(self, body: RequestBody) -> None:

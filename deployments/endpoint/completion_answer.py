@@ -1,6 +1,5 @@
 """Turns the pieces of a completion's answers into one body or into chunks."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from raylens.deployments.api.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
@@ -19,9 +18,8 @@ class CompletionAnswer(ChunkedAnswer[Completion]):
         self._has_logprobs = body.logprobs is not None
         self._has_token_ids = body.return_token_ids
         self._echoes = echoes
-        self._begun: set[int] = set()
-        self._echo_lengths = Counter[int]()
-        """The characters of the echoed prompt, by answer."""
+        self._echo_lengths: dict[int, int] = {}
+        """The characters of the echoed prompt, by answer that has begun."""
         self._scored_prompts: dict[int, list[ScoredToken]] = {}
         """The tokens of each echoed prompt. They come with the first piece of the prompt's first answer."""
 
@@ -43,14 +41,13 @@ class CompletionAnswer(ChunkedAnswer[Completion]):
     def _part(self, piece: GeneratedText) -> CompletionChoice:
         """Returns the piece as a part of its choice. The first part begins with the echo."""
         index, number = piece.index, piece.index // self._account.num_answers
-        is_first = index not in self._begun
-        self._begun.add(index)
+        is_first = index not in self._echo_lengths
         echo = self._echoes[number] if self._echoes is not None and is_first else ""
+        echo_length = self._echo_lengths.setdefault(index, len(echo))
         logprobs = token_ids = prompt_token_ids = None
         if self._has_logprobs:
             of_prompt = self._scored_prompts.setdefault(number, piece.prompt_logprobs) if echo else []
-            self._echo_lengths[index] += len(echo)
-            offsets = [self._echo_lengths[index] + token.offset for token in piece.logprobs]
+            offsets = [echo_length + token.offset for token in piece.logprobs]
             logprobs = _logprobs([*of_prompt, *piece.logprobs], _offsets_in(echo, of_prompt) + offsets)
         if self._has_token_ids:
             token_ids = piece.token_ids
@@ -69,15 +66,11 @@ def _logprobs(tokens: Sequence[ScoredToken], offsets: list[int]) -> CompletionLo
     """Returns the wire form. `offsets`: the position of each token in the answer's text, in characters."""
     found = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=offsets)
     for token in tokens:
-        text = token_text(token.content)
+        text, logprob = token_text(token.content), None if token.logprob is None else finite(token.logprob)
+        top = {token_text(content): finite(value) for content, value in token.top}
         found.tokens.append(text)
-        if token.logprob is None:
-            found.token_logprobs.append(None)
-            found.top_logprobs.append(None)
-            continue
-        top = {token_text(content): finite(logprob) for content, logprob in token.top}
-        found.token_logprobs.append(finite(token.logprob))
-        found.top_logprobs.append({**top, text: finite(token.logprob)})
+        found.token_logprobs.append(logprob)
+        found.top_logprobs.append(None if logprob is None else {**top, text: logprob})
     return found
 
 

@@ -167,7 +167,10 @@ class Gate:
                         chunk = texts.take(chunk) + (texts.rest() if is_last else b"")
                         num_parts += sum(chunk.count(mark) for mark in (b",", b"{", b"["))
                         num_kept += len(chunk)
-                        _check_json(num_parts, num_kept)
+                        _check_body(num_parts, "commas and brackets or more", _MAX_JSON_PARTS)
+                        _check_body(
+                            num_kept, "bytes or more beside media in base64 without line breaks", _MAX_JSON_BYTES
+                        )
                     chunks.append(chunk)
                     if is_last:
                         break
@@ -194,11 +197,6 @@ def _with_headers(state: dict[str, Any], send: Send) -> Send:
         await send(message)
 
     return named
-
-
-def _check_json(num_parts: int, num_bytes: int) -> None:
-    _check_body(num_parts, "commas and brackets or more", _MAX_JSON_PARTS)
-    _check_body(num_bytes, "bytes or more beside media in base64 without line breaks", _MAX_JSON_BYTES)
 
 
 def _check_body(number: int, unit: str, limit: int) -> None:

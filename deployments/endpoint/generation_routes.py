@@ -42,7 +42,6 @@ ConversationT = TypeVar("ConversationT", ChatCompletionRequest, ResponsesRequest
 
 Answer = ChatAnswer | CompletionAnswer | ResponseAnswer
 
-_BROKEN = "\N{REPLACEMENT CHARACTER}"
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # the second: for nginx
 
 
@@ -88,10 +87,8 @@ class GenerationRoutes:
             return await generation.respond(lambda: make_answer(body, generation.account, form))
 
     @asynccontextmanager
-    async def _generation(
-        self, body: AnyGenerationFields, call: ApiCall, id_prefix: str
-    ) -> "AsyncIterator[_Generation]":
-        request_id = f"{id_prefix}{body.request_id or call.request_id}"
+    async def _generation(self, body: AnyGenerationFields, call: ApiCall, prefix: str) -> "AsyncIterator[_Generation]":
+        request_id = f"{prefix}{body.request_id or call.request_id}"
         account = RequestAccount(self.metrics, request_id, call.caller.name, self.goals)
         async with _noting_end(body, account):
             call.check_fields(body)
@@ -151,8 +148,7 @@ class _Generation:
             return StreamingResponse(events, media_type="text/event-stream", headers=_STREAM_HEADERS)
 
     async def _begin(self, stack: AsyncExitStack) -> "_AccountedPieces":
-        """Returns the pieces once the first has come; `stack` closes them. The status line waits for the first piece,
-        so that an earlier failure becomes a proper HTTP error."""
+        """Returns the pieces once the first has come: an earlier failure is an HTTP error. `stack` closes them."""
         account, model = self.account, self.model
         stack.callback(account.observe_gaps)
         processor = model.ready_processor()
@@ -204,7 +200,7 @@ class _AccountedPieces:
     first: Sequence[GeneratedText] = ()
 
     async def wait_for_first(self, timeout_s: float) -> None:
-        """Waits for the first piece. Raises StageUnavailableError after `timeout_s`."""
+        """Raises StageUnavailableError after `timeout_s` without a piece."""
         try:
             async with asyncio.timeout(timeout_s):
                 self.first = await anext(self)
@@ -229,7 +225,9 @@ class _AccountedPieces:
 async def _echoes(model: ModelRoute, body: CompletionRequest) -> list[str]:
     """Returns the text of each prompt. The answer completes an unfinished character at the end of token ids."""
     return [
-        prompt if isinstance(prompt, str) else (await model.pipeline.detokenize(prompt)).rstrip(_BROKEN)
+        prompt
+        if isinstance(prompt, str)
+        else (await model.pipeline.detokenize(prompt)).rstrip("\N{REPLACEMENT CHARACTER}")
         for prompt in body.prompts
     ]
 

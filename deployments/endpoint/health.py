@@ -47,11 +47,8 @@ class StageMonitor:
         self._details: dict[str, dict[str, str]] = {}
         self.served: ServedModel | None = None
         self.adapters: dict[str, str | None] = {}
-        loop = asyncio.get_running_loop()
-        self._tasks = [
-            loop.create_task(self._watch(name, handle)) for name, own in self.stages.items() for handle in own
-        ]
-        self._tasks.append(loop.create_task(self._look_for_away()))
+        watched = [self._watch(name, handle) for name, own in self.stages.items() for handle in own]
+        self._tasks = [asyncio.create_task(work) for work in (*watched, self._look_for_away())]
 
     async def known(self) -> None:
         """Waits until every stage has answered once."""
@@ -155,7 +152,6 @@ class _Wait:
         self._began = asyncio.get_running_loop().time()
 
     def end_without(self, given_up: Collection[str]) -> None:
-        """Ends the wait if it needs a stage that was given up."""
         now = asyncio.get_running_loop().time()
         stage = next((stage for stage in self._stages if stage in given_up), None)
         if stage is not None and self.missing is None and now - self._began >= _LEAST_SECONDS:

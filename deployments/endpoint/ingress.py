@@ -63,7 +63,11 @@ class Ingress(Replica):
         self._shards = Shards(shards)
         self._uploads = SharedUploads(self._shards)
         self._turns = Turns()
-        self._ingresses = _own_handle() if config.ingress.max_replicas > 1 else None
+        self._ingresses: DeploymentHandle[Any] | None = None
+        if config.ingress.max_replicas > 1:
+            own = serve.get_replica_context()
+            self._ingresses = serve.get_deployment_handle(own.deployment, own.app_name)
+            route_on_this_loop(self._ingresses)
         self._models = ServedModels(
             [self._model_route(suffix, own, stages[suffix], shards) for suffix, own in config.by_suffix().items()]
         )
@@ -192,11 +196,3 @@ class Ingress(Replica):
     async def version(self) -> Version:
         """Returns the version of this server's software."""
         return Version(version=raylens.__version__)
-
-
-def _own_handle() -> DeploymentHandle[Any]:
-    """Returns a handle of this replica's own deployment. The handle knows all running replicas."""
-    own = serve.get_replica_context()
-    handle = serve.get_deployment_handle(own.deployment, own.app_name)
-    route_on_this_loop(handle)
-    return handle

@@ -12,8 +12,7 @@ from raylens.deployments.metrics.recording import metrics_folder
 
 _TIMEOUT_SECONDS = 5.0
 _ATTEMPTS = 4
-_PAUSE_SECONDS = 0.5
-"""Between two attempts. A restarting exporter does not listen."""
+_PAUSE_SECONDS = 0.5  # between two attempts: a restarting exporter does not listen
 _HEADER = re.compile(r"^# HELP (\w+) ", re.MULTILINE)
 
 logger = logging.getLogger(f"ray.serve.{__name__}")

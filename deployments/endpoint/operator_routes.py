@@ -47,7 +47,6 @@ class OperatorRoutes:
         return Response(await self._export(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def figures(self) -> Response:
-        """Returns a Snapshot for the page."""
         return JSONResponse(asdict(await self._figures.now()), headers={"Cache-Control": "no-store"})
 
 

@@ -16,8 +16,7 @@ _UNKNOWN_MAX_TOKENS = 1024
 _LOGPROBS_PER_TOKEN = 4
 """This many log-probabilities cost as much as a token: to send, and to buffer for the client."""
 _SHORT_HEAD_BYTES, _HEAD_BYTES = 48 * 2**10, 3 * 2**20
-"""Inspected bytes of an item. The second is for a picture with a longer header. Every other request waits meanwhile:
-microseconds for the first, milliseconds for the second."""
+"""Inspected bytes of an item, the second for a longer header. They block others for microseconds or milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)

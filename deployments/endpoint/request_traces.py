@@ -77,7 +77,7 @@ def _describe(span: OpenSpan, scope: Scope) -> None:
 
 
 def _describe_generation(span: OpenSpan, account: RequestAccount, spans: Spans) -> None:
-    """Adds the stage times of this process, and the attributes of OpenTelemetry's semantic conventions."""
+    """Adds the stage times of this process, and attributes by OpenTelemetry's semantic conventions."""
     times = chain(account.times, *(request.trace.times for request in account.requests))
     spans.record(span.context, [one for one in times if one.place == process_name()])
     usage = account.usage

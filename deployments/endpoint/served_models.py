@@ -23,8 +23,7 @@ from raylens.preprocess.schema import InvalidRequestError, ProcessorIdentity, Pr
 @dataclass(frozen=True, eq=False, slots=True)
 class ModelRoute:
     """One model, `name` in the API. `suffix`: see `AppConfig.by_suffix`. `limits`: for the media of one request.
-    `adds_all_images`: whether the prompt gets all pictures of a request, or only the last one. `created`: Unix time in
-    seconds."""
+    `adds_all_images`: a prompt gets all pictures of its request, else the last one. `created`: Unix time in seconds."""
 
     name: str
     suffix: str
@@ -53,15 +52,11 @@ class ModelRoute:
     def cards(self) -> list[ModelCard]:
         """The API's descriptions of the model and of its adapters. The stages' part is missing while they start."""
         served = self.monitor.served
-        card = ModelCard(
-            id=self.name,
-            root=self.name,
-            created=self.created,
-            max_model_len=None if served is None else served.max_model_len,
-            modalities=None if served is None else list(served.modalities),
-        )
+        length, modalities = (None, None) if served is None else (served.max_model_len, list(served.modalities))
+        name, created = self.name, self.created
+        card = ModelCard(id=name, root=name, created=created, max_model_len=length, modalities=modalities)
         adapters = [name for name in self.monitor.adapters if self.adapter_of(name) is not None]
-        return [card, *(card.model_copy(update={"id": name, "root": name, "parent": self.name}) for name in adapters)]
+        return [card, *(card.model_copy(update={"id": one, "root": one, "parent": name}) for one in adapters)]
 
     def adapter_of(self, model: str | None) -> str | None:
         is_served = model in self.monitor.adapters and self.monitor.adapters[model] is None
@@ -119,8 +114,7 @@ class ServedModels:
 
     @property
     def cards(self) -> list[ModelCard]:
-        """The descriptions of all models, each followed by its adapters. An adapter with the name of another model, or
-        of an earlier adapter, is unreachable and not listed."""
+        """The descriptions of all models, each followed by its adapters, except those whose names lead elsewhere."""
         return [card for route in self.routes.values() for card in route.cards if self.of(card.id) is route]
 
     def card(self, name: str) -> ModelCard:
