@@ -7,13 +7,11 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from raylens.deployments.config import AdmissionConfig
-from raylens.deployments.endpoint.access_log import AccessLog
 from raylens.deployments.endpoint.admission import Admission
 from raylens.deployments.endpoint.api_keys import ApiKeys
 from raylens.deployments.endpoint.errors import add_error_handlers
 from raylens.deployments.endpoint.gate import Gate
 from raylens.deployments.endpoint.ingress import REQUESTS
-from raylens.deployments.endpoint.request_traces import RequestTraces
 from raylens.deployments.pipeline.turns import Turns
 from raylens.deployments.routing.work_scaling import PendingWork
 from raylens.deployments.tracing.spans import Spans
@@ -39,9 +37,9 @@ def gated(
         config=config,
         origins=["https://known.example"],
         hosts=["raylens.example"],
-        access_log=AccessLog(lambda stage, code: errors.append((stage, code))),
+        count_error=lambda stage, code: errors.append((stage, code)),
         open_requests=PendingWork(REQUESTS),
-        traces=RequestTraces(Spans()),
+        spans=Spans(),
         turns=Turns(),
     )
     client = GatedClient(api, base_url="http://raylens.example", raise_server_exceptions=False)

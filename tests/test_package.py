@@ -107,9 +107,9 @@ def test_it_runs_where_it_is_unpacked(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = """if True:
         import raylens.deployments.app, raylens.checkpoints as checkpoints
-        from raylens.deployments.endpoint.page_route import chat_page, operator_page
+        from raylens.deployments.endpoint.page_route import CHAT_PAGE, OPERATOR_PAGE, page
         from raylens.deployments.launch.config_file import load_config
-        chat_page(), operator_page()
+        page(CHAT_PAGE), page(OPERATOR_PAGE)
         print(load_config(None, {}).model, (checkpoints.PICTURES / "questions.json").is_file())
     """
     assert run_unpacked(tmp_path, code).split() == [str(tmp_path / "raylens" / "checkpoints" / "shapes"), "True"]

@@ -2,19 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
 from raylens.deployments.api.generation import GenerationFields
-from raylens.deployments.api.messages import Messages, TemplateFields, media_of_messages
-from raylens.deployments.api.tools import MAX_TOOLS, NamedTool, OfferedTools, Tool, ToolCall, ToolChoice, ToolFields
+from raylens.deployments.api.messages import Messages, TemplateFields
+from raylens.deployments.api.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice, ToolFields
 from raylens.deployments.api.wire import Accepted, NotDone, OrAbsent, StageTimings, Usage
 from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.llm.sampling import bounds
 from raylens.llm.sampling.params import SamplingParams
 from raylens.llm.sampling.structured_output import StructuredOutput
-from raylens.preprocess.schema import ChatPrompt
+from raylens.preprocess.schema import Prompt
 
 
 class ChatCompletionRequest(GenerationFields, TemplateFields, ToolFields):
@@ -41,40 +41,25 @@ class ChatCompletionRequest(GenerationFields, TemplateFields, ToolFields):
     add_special_tokens: NotDone = None
 
     @model_validator(mode="after")
-    def _names_tokens_of_logprobs(self) -> "ChatCompletionRequest":
+    def _names_tokens_of_logprobs(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs may be set only where logprobs is true")
         return self
 
-    def offer(self) -> OfferedTools:
-        choice = self.tool_choice
-        return OfferedTools.of(
-            self.tools or [],
-            None if isinstance(choice, NamedTool) else choice,
-            choice.function.name if isinstance(choice, NamedTool) else None,
-            is_single=self.parallel_tool_calls is False,
-        )
+    def tools_and_choice(self) -> tuple[list[Tool], ToolChoice | None]:
+        return self.tools or [], self.tool_choice
 
     @property
     def field_names(self) -> Mapping[str, str]:
         names = {**super().field_names, "logprobs": "top_logprobs"}
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
-        if self.offered.forced:
-            names["grammar"] = "tools"
-        return names
+        return {**names, "grammar": "tools"} if self.offered.forced else names
 
-    def to_prompt(self) -> ChatPrompt:
-        tools = [tool.template_form() for tool in self.offered.tools]
-        return self.chat_prompt([message.template_form() for message in self.messages], tools)
-
-    def media(self) -> list[MediaSource]:
-        """Returns every media item, in the order of the prompt. Raises InvalidRequestError."""
-        return media_of_messages(self.messages)
+    def prompts_and_media(self) -> list[tuple[Prompt, list[MediaSource]]]:
+        return [self.chat_and_media(self.messages, self.offered.tools)]
 
     def sampling_params(self, call_grammar: StructuredOutput | None = None) -> SamplingParams:
-        """Returns the sampling parameters. `call_grammar`: the grammar of a forced tool call. Raises
-        InvalidRequestError."""
         return self.make_sampling_params(
             max_tokens=self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens,
             n=self.num_answers,

@@ -1,7 +1,7 @@
 """`POST /v1/completions`: prompts as text or token ids, with media beside them or in the text."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -28,14 +28,10 @@ class CompletionRequest(GenerationFields, PromptMedia):
     prompt_embeds: NotDone = None
 
     @model_validator(mode="after")
-    def _has_few_answers(self) -> "CompletionRequest":
+    def _returns_all_of_a_few_answers(self) -> Self:
         number = len(self.prompts) * self.num_answers
         if number > bounds.MAX_N:
             raise ValueError(f"{number} answers to all prompts together, the limit is {bounds.MAX_N}")
-        return self
-
-    @model_validator(mode="after")
-    def _is_best_of_all(self) -> "CompletionRequest":
         if self.best_of not in (None, self.num_answers):
             raise ValueError("best_of has to be the same as n: all answers are returned")
         if self.max_tokens == 0 and not self.echo:
@@ -54,17 +50,14 @@ class CompletionRequest(GenerationFields, PromptMedia):
         return {**super().field_names, "messages": "prompt"}
 
     def prompts_and_media(self) -> list[tuple[Prompt, list[MediaSource]]]:
-        """Returns each prompt and its media. Raises InvalidRequestError."""
         prompts = self.prompts
-        if self.multi_modal_data and len(prompts) > 1:
+        if len(prompts) == 1:
+            return [prompt_and_media(prompts[0], self.multi_modal_data, "prompt")]
+        if self.multi_modal_data:
             raise InvalidRequestError(f"goes with one prompt, not with {len(prompts)}", field="multi_modal_data")
-        names = ["prompt"] if len(prompts) == 1 else [f"prompt[{index}]" for index in range(len(prompts))]
-        return [
-            prompt_and_media(prompt, self.multi_modal_data, name) for prompt, name in zip(prompts, names, strict=True)
-        ]
+        return [prompt_and_media(prompt, None, f"prompt[{index}]") for index, prompt in enumerate(prompts)]
 
     def sampling_params(self) -> SamplingParams:
-        """Returns the sampling parameters. Raises InvalidRequestError."""
         return self.make_sampling_params(
             max_tokens=self.max_tokens,
             n=self.num_answers,

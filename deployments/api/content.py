@@ -1,7 +1,7 @@
 """Parts of a message's content: text, and media in every form that clients send them."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, Protocol, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -22,6 +22,15 @@ class TextPart(Part):
     type: Literal["text"]
     text: str
     annotations: Accepted = None
+
+
+class InputText(Part):
+    """A part of text. `output_text` is a part of an earlier answer; the server's additions to it are ignored."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: Accepted = None
+    logprobs: Accepted = None
 
 
 class RefusalPart(Part):
@@ -63,11 +72,9 @@ class MediaPart(Part):
     """A picture or a video. `uuid` is the client's own name for the item. Once an item was sent with its name, later
     requests may send the name alone, for as long as the server keeps the item."""
 
+    modality: ClassVar[str] = "image"
+    is_precomputed: ClassVar[bool] = False
     uuid: Name | None = None
-
-    @property
-    def modality(self) -> str:
-        return "image"
 
     @property
     def url(self) -> str | None:
@@ -76,7 +83,7 @@ class MediaPart(Part):
 
     def source(self, field: str) -> MediaSource:
         """Returns the part's media. `field`: the client's name for this part."""
-        return MediaSource(self.url, field, modality=self.modality, uuid=self.uuid)
+        return MediaSource(self.url, field, self.modality, self.is_precomputed, self.uuid)
 
     @model_validator(mode="after")
     def _is_content_or_name(self) -> Self:
@@ -95,12 +102,9 @@ class ImagePart(MediaPart):
 
 
 class VideoPart(MediaPart):
+    modality = "video"
     type: Literal["video_url"]
     video_url: AnyVideoUrl | None = None
-
-    @property
-    def modality(self) -> str:
-        return "video"
 
     @property
     def url(self) -> str | None:
@@ -131,6 +135,7 @@ class InputImagePart(MediaPart):
 class ImageEmbedsPart(MediaPart):
     """A picture that the client has processed or encoded itself, as a safetensors file in base64."""
 
+    is_precomputed = True
     type: Literal["image_embeds"]
     image_embeds: str | None = None
 
@@ -138,12 +143,10 @@ class ImageEmbedsPart(MediaPart):
     def url(self) -> str | None:
         return None if self.image_embeds is None else f"data:;base64,{self.image_embeds}"
 
-    def source(self, field: str) -> MediaSource:
-        return MediaSource(self.url, field, is_precomputed=True, uuid=self.uuid)
 
-
-def type_by_field(**types: str) -> BeforeValidator:
-    """Adds the type to a part without one. `types`: the type that each field implies."""
+def type_by_field(*same: str, **types: str) -> BeforeValidator:
+    """Adds the type to a part without one. `types`: by the field that implies it. `same`: fields named like it."""
+    types |= {field: field for field in same}
 
     def with_type(part: object) -> object:
         if not isinstance(part, dict) or part.get("type") is not None:
@@ -157,25 +160,19 @@ def type_by_field(**types: str) -> BeforeValidator:
 ContentPart = Annotated[
     TextPart | RefusalPart | ImagePart | VideoPart | InputImagePart | ImageEmbedsPart,
     Field(discriminator="type"),
-    type_by_field(
-        text="text",
-        refusal="refusal",
-        image_url="image_url",
-        video_url="video_url",
-        file_id="input_image",
-        image_embeds="image_embeds",
-    ),
+    type_by_field("text", "refusal", "image_url", "video_url", "image_embeds", file_id="input_image"),
 ]
+InputPart = Annotated[
+    InputText | RefusalPart | InputImagePart,
+    Field(discriminator="type"),
+    type_by_field("refusal", text="input_text", image_url="input_image", file_id="input_image"),
+]
+InputContent = str | Annotated[list[InputPart], Field(max_length=10_000, fail_fast=True)]
+Content = str | Sequence[TextPart | InputText | RefusalPart | MediaPart]
+"""The content of a message, in any of the APIs."""
 
 
-class SaysText(Protocol):
-    """A part with text, in any of the APIs."""
-
-    @property
-    def text(self) -> str: ...
-
-
-def template_content(content: str | Sequence[SaysText | MediaPart]) -> str | list[dict[str, str]]:
+def template_content(content: Content) -> str | list[dict[str, str]]:
     """Returns the content in the form of `raylens.preprocess.schema.Message`. Media become parts without their data."""
     if isinstance(content, str):
         return content
@@ -183,10 +180,3 @@ def template_content(content: str | Sequence[SaysText | MediaPart]) -> str | lis
         {"type": part.modality} if isinstance(part, MediaPart) else {"type": "text", "text": part.text}
         for part in content
     ]
-
-
-def media_of(content: str | Sequence[SaysText | MediaPart], field: str) -> list[MediaSource]:
-    """Returns the media of one message's content, in order. `field`: the client's name for the content."""
-    parts = [] if isinstance(content, str) else content
-    found = [(index, part) for index, part in enumerate(parts) if isinstance(part, MediaPart)]
-    return [part.source(f"{field}[{index}].{part.type}") for index, part in found]

@@ -1,23 +1,26 @@
 """The fields of every request for generated text, whatever the form of its prompt."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from raylens.deployments.api.wire import Accepted, NotDone, OptionName, RequestBody, WireModel, at_most
+from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.llm.sampling import bounds
 from raylens.llm.sampling.params import SamplingParams
 from raylens.llm.sampling.structured_output import StructuredOutput
-from raylens.preprocess.schema import InvalidRequestError, PromptTruncation
+from raylens.preprocess.schema import Prompt, PromptTruncation
 
 _ANSWER_ROOM = 256
 """Room for an answer, in tokens, when a prompt is cut to the context and the client sets no length."""
 
+_SAMPLING_FIELDS = ("min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "ignore_eos")
+_SAMPLING_FIELDS += ("include_stop_str_in_output", "skip_special_tokens")
+"""The fields that SamplingParams takes unchanged."""
+
 MAX_TIMEOUT_S = 86_400.0
 """The longest time limit that a client may set."""
-
-RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 class StreamOptions(WireModel):
@@ -42,7 +45,7 @@ class ResponseFormat(WireModel):
     json_schema: JsonSchema | None = None
 
     @model_validator(mode="after")
-    def _schema_goes_with_its_type(self) -> "ResponseFormat":
+    def _schema_goes_with_its_type(self) -> Self:
         if (self.json_schema is not None) != (self.type == "json_schema"):
             raise ValueError('json_schema has to be set where type is "json_schema", and only there')
         return self
@@ -63,7 +66,7 @@ class StructuredOutputs(WireModel):
     grammar: str | None = None
 
     @model_validator(mode="after")
-    def _is_one(self) -> "StructuredOutputs":
+    def _is_one(self) -> Self:
         number = sum(one is not None for one in (self.json_schema, self.regex, self.choice, self.grammar))
         if number != 1:
             raise ValueError(f"exactly one of json, regex, choice and grammar has to be set, not {number}")
@@ -112,9 +115,8 @@ class MediaFields(RequestBody):
         return value
 
     @model_validator(mode="after")
-    def _sets_each_option_once(self) -> "MediaFields":
-        twice = self.video_options.keys() & (self.mm_processor_kwargs or {}).keys()
-        if twice:
+    def _sets_each_option_once(self) -> Self:
+        if twice := self.video_options.keys() & (self.mm_processor_kwargs or {}).keys():
             raise ValueError(f"{min(twice)} is set in media_io_kwargs.video and in mm_processor_kwargs")
         return self
 
@@ -171,7 +173,9 @@ class AnyGenerationFields(MediaFields):
     prompt_cache_key: Annotated[str, Field(max_length=256)] | None = Field(
         None, description="requests with the same one go to the same replica of the language model, if it has room"
     )
-    request_id: RequestId | None = Field(None, description="makes up the answer's id, in place of x-request-id")
+    request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = Field(
+        None, description="makes up the answer's id, in place of x-request-id"
+    )
     stage_timings: bool = Field(False, description="add the time of each stage, in seconds, to the answer")
 
     user: Accepted = None
@@ -201,46 +205,24 @@ class AnyGenerationFields(MediaFields):
     @property
     def field_names(self) -> Mapping[str, str]:
         """This API's names for fields that have other names in the stages."""
-        return {}
+        raise NotImplementedError
 
-    def named(self, error: InvalidRequestError) -> InvalidRequestError:
-        """Returns a stage's error with the field's name as the client wrote it."""
-        return error.for_field(self.field_names.get(error.field, error.field))
+    def prompts_and_media(self) -> list[tuple[Prompt, list[MediaSource]]]:
+        """Returns each prompt and its media. Raises InvalidRequestError."""
+        raise NotImplementedError
 
-    def make_sampling_params(
-        self,
-        *,
-        max_tokens: int | None,
-        n: int = 1,
-        logprobs: int | None = None,
-        prompt_logprobs: int | None = None,
-        structured_output: StructuredOutput | None = None,
-    ) -> SamplingParams:
-        """Returns the sampling parameters of these fields and of the arguments. Each API reads the arguments from its
-        own fields. Raises InvalidRequestError."""
+    def make_sampling_params(self, **own: Any) -> SamplingParams:
+        """Returns the parameters of these fields and of `own`, more of them. Raises InvalidRequestError."""
         return SamplingParams(
-            n=n,
-            max_tokens=max_tokens,
-            min_tokens=self.min_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
+            **{name: getattr(self, name) for name in _SAMPLING_FIELDS},
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
-            repetition_penalty=self.repetition_penalty,
             logit_bias=self.logit_bias or {},
             allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
             bad_words=tuple(self.bad_words),
-            seed=self.seed,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             stop_token_ids=tuple(self.stop_token_ids),
-            include_stop_str_in_output=self.include_stop_str_in_output,
-            ignore_eos=self.ignore_eos,
-            skip_special_tokens=self.skip_special_tokens,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            structured_output=structured_output,
+            **own,
         )
 
 
@@ -255,13 +237,9 @@ class GenerationFields(AnyGenerationFields):
     metadata: Accepted = None
 
     @model_validator(mode="after")
-    def _has_one_form(self) -> "GenerationFields":
+    def _options_agree(self) -> Self:
         if self.structured_outputs is not None and self.response_format is not None:
             raise ValueError("response_format and structured_outputs cannot both be set")
-        return self
-
-    @model_validator(mode="after")
-    def _streams_with_its_options(self) -> "GenerationFields":
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options may be set only where stream is true")
         return self
@@ -270,16 +248,6 @@ class GenerationFields(AnyGenerationFields):
     def num_answers(self) -> int:
         """The number of answers to each prompt."""
         return 1 if self.n is None else self.n
-
-    @property
-    def includes_usage(self) -> bool:
-        """Whether a stream ends with an event about usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
-    def tells_usage_always(self) -> bool:
-        """Whether every event of a stream reports the usage so far."""
-        return self.includes_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property
     def structured_output(self) -> StructuredOutput | None:

@@ -1,43 +1,17 @@
 """The messages of a conversation, and their conversion to the pipeline's prompt and media."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Protocol, Self
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from raylens.deployments.api.content import ContentPart, MediaPart, SaysText, media_of, template_content
-from raylens.deployments.api.tools import MAX_TOOLS, ToolCall
+from raylens.deployments.api.content import Content, ContentPart, MediaPart, template_content
+from raylens.deployments.api.tools import MAX_TOOLS, Tool, ToolCall
 from raylens.deployments.api.wire import Accepted, Name, NotDone, OptionName, WireModel, at_most
 from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.preprocess.schema import ChatPrompt, InvalidRequestError, Message
 
 Parts = Annotated[list[ContentPart], Field(max_length=10_000, fail_fast=True)]
-
-
-class TemplateFields(WireModel):
-    """The fields that say how to fill the model's chat template."""
-
-    chat_template_kwargs: Annotated[dict[OptionName, Any], at_most(16)] | None = Field(
-        None, description="variables of the model's chat template, e.g. enable_thinking"
-    )
-    add_generation_prompt: bool | None = Field(None, description="begin the answer; else the last message goes on")
-    continue_final_message: bool = Field(False, description="the answer goes on in the last message")
-
-    @model_validator(mode="after")
-    def _continues_or_begins(self) -> Self:
-        if self.continue_final_message and self.add_generation_prompt:
-            raise ValueError("continue_final_message and add_generation_prompt cannot both be true")
-        return self
-
-    def chat_prompt(self, messages: list[Message], tools: list[dict[str, Any]]) -> ChatPrompt:
-        begins = not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
-        return ChatPrompt(
-            messages,
-            tools,
-            template_kwargs=self.chat_template_kwargs or {},
-            add_generation_prompt=begins,
-            continue_final_message=self.continue_final_message,
-        )
 
 
 class ChatMessage(WireModel):
@@ -59,7 +33,7 @@ class ChatMessage(WireModel):
     function_call: NotDone = None
 
     @model_validator(mode="after")
-    def _says_something(self) -> "ChatMessage":
+    def _says_something(self) -> Self:
         if self.content is None and self.role != "assistant":
             raise ValueError(f"content has to be set in a message of role {self.role}")
         if self.tool_calls and self.role != "assistant":
@@ -86,23 +60,46 @@ class ChatMessage(WireModel):
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=10_000, fail_fast=True)]
 
 
-class HasContent(Protocol):
-    """A message of any of the APIs."""
+class TemplateFields(WireModel):
+    """The fields that say how to fill the model's chat template."""
 
-    @property
-    def role(self) -> str: ...
+    chat_template_kwargs: Annotated[dict[OptionName, Any], at_most(16)] | None = Field(
+        None, description="variables of the model's chat template, e.g. enable_thinking"
+    )
+    add_generation_prompt: bool | None = Field(None, description="begin the answer; else the last message goes on")
+    continue_final_message: bool = Field(False, description="the answer goes on in the last message")
 
-    @property
-    def content(self) -> str | Sequence[SaysText | MediaPart] | None: ...
+    @model_validator(mode="after")
+    def _continues_or_begins(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message and add_generation_prompt cannot both be true")
+        return self
+
+    def chat_prompt(self, messages: list[Message], tools: Sequence[Tool]) -> ChatPrompt:
+        begins = not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
+        return ChatPrompt(
+            messages,
+            [tool.template_form() for tool in tools],
+            template_kwargs=self.chat_template_kwargs or {},
+            add_generation_prompt=begins,
+            continue_final_message=self.continue_final_message,
+        )
+
+    def chat_and_media(self, messages: Messages, tools: Sequence[Tool] = ()) -> tuple[ChatPrompt, list[MediaSource]]:
+        """Returns the pipeline's prompt and its media. Raises InvalidRequestError."""
+        prompt = self.chat_prompt([message.template_form() for message in messages], tools)
+        return prompt, media_of_turns(((message.role, message.content or "") for message in messages), "messages")
 
 
-def media_of_messages(messages: Sequence[HasContent], field: str = "messages") -> list[MediaSource]:
-    """Returns every item of the messages, in the order of the prompt. `field`: the client's name for the messages.
-    Raises InvalidRequestError for an item outside the user's messages."""
+def media_of_turns(turns: Iterable[tuple[str, Content]], field: str) -> list[MediaSource]:
+    """Returns every item of the turns (role, content), in the order of the prompt. `field`: the client's name for the
+    turns. Raises InvalidRequestError for an item outside the user's turns."""
     found: list[MediaSource] = []
-    for index, message in enumerate(messages):
-        sources = media_of(message.content or "", f"{field}[{index}].content")
-        if sources and message.role != "user":
+    for index, (role, content) in enumerate(turns):
+        parts = () if isinstance(content, str) else content
+        media = [(number, part) for number, part in enumerate(parts) if isinstance(part, MediaPart)]
+        sources = [part.source(f"{field}[{index}].content[{number}].{part.type}") for number, part in media]
+        if sources and role != "user":
             raise InvalidRequestError("only user messages may hold media", field=sources[0].field)
         found += sources
     return found

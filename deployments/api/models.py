@@ -1,8 +1,8 @@
-"""`GET /v1/models`: the served models and their adapters. `GET /health`: the state of their stages."""
+"""`/v1/models`, `/health`, `/version` and `/v1/files`: descriptions of what the server has."""
 
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class ModelCard(BaseModel):
@@ -37,3 +37,29 @@ class Health(BaseModel):
     ready: bool
     stages: dict[str, str]
     details: dict[str, dict[str, str]]
+
+
+class File(BaseModel):
+    # Read from `deployments.item_store.uploads.Upload`.
+    model_config = ConfigDict(from_attributes=True)
+
+    id: str = Field(validation_alias="file_id")
+    object: Literal["file"] = "file"
+    bytes: int = Field(validation_alias="num_bytes")
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: str
+    status: Literal["processed"] = "processed"
+
+
+class FileList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[File]
+    has_more: Literal[False] = False
+
+
+class DeletedFile(BaseModel):
+    id: str
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True

@@ -1,5 +1,4 @@
-"""Prompts other than conversations: a text, possibly with pictures in it, or token ids. Media may come beside
-either."""
+"""Prompts as a text, possibly with pictures in it, or as token ids. Media may come beside either."""
 
 import re
 from typing import Annotated, Literal
@@ -13,8 +12,6 @@ from raylens.preprocess.schema import InterleavedPrompt, InvalidRequestError, Pr
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]
 PlainPrompt = str | TokenIds
 
-_MAX_PROMPTS = 64
-
 
 def _form(value: object) -> str:
     """Chooses the form of a prompt by its first element, so that an error is about the form that the client meant.
@@ -27,7 +24,7 @@ def _form(value: object) -> str:
     return "lists of ids" if isinstance(first, list) else "token ids"
 
 
-_Several = Field(min_length=1, max_length=_MAX_PROMPTS, fail_fast=True)
+_Several = Field(min_length=1, max_length=64, fail_fast=True)
 Prompts = Annotated[
     Annotated[str, Tag("a text")]
     | Annotated[TokenIds, Tag("token ids")]
@@ -58,29 +55,20 @@ class PromptMedia(WireModel):
 def split_pictures(text: str) -> tuple[list[str | None], list[str]]:
     """Splits a text at each `<img src="data:image/...;base64,...">`. Returns the parts, with None in place of each
     picture, and the pictures' URLs. Takes time linear in the text's length."""
-    pieces = _PICTURE.split(text)
-    parts: list[str | None] = []
-    for index, piece in enumerate(pieces):
-        if index % 2:
-            parts.append(None)
-        elif piece:
-            parts.append(piece)
+    pieces = _PICTURE.split(text)  # texts and URLs in turn
+    parts = [None if index % 2 else piece for index, piece in enumerate(pieces) if index % 2 or piece]
     return parts, pieces[1::2]
 
 
 def prompt_and_media(
     prompt: str | list[int], beside: dict[Literal["image", "video"], MediaItems] | None, field: str
 ) -> tuple[Prompt, list[MediaSource]]:
-    """Returns the pipeline's prompt and its media, from the text or from `beside`. `field`: the client's name for the
-    prompt.
-
-    Raises InvalidRequestError for media in both."""
+    """Returns the prompt and its media, from the text or `beside`. Raises InvalidRequestError for media in both."""
     if isinstance(prompt, str):
         parts, urls = split_pictures(prompt)
         if urls and beside:
-            raise InvalidRequestError(
-                f"{len(urls)} pictures in the text of a prompt that has multi_modal_data, too", field=field
-            )
+            reason = f"{len(urls)} pictures in the text of a prompt that has multi_modal_data, too"
+            raise InvalidRequestError(reason, field=field)
         if urls:
             return InterleavedPrompt(parts), [MediaSource(url, field) for url in urls]
     media = [

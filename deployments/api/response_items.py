@@ -3,29 +3,12 @@
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Tag
 
-from raylens.deployments.api.content import InputImagePart, Part, RefusalPart, template_content, type_by_field
+from raylens.deployments.api.content import Content, InputContent, template_content
 from raylens.deployments.api.tools import FunctionCall, FunctionDefinition, FunctionName, JsonObject, Tool, ToolCall
 from raylens.deployments.api.wire import Accepted, Name, NotDone, WireModel
 from raylens.preprocess.schema import Message
-
-
-class InputText(Part):
-    """A part of text. `output_text` is a part of an earlier answer; the server's additions to it are ignored."""
-
-    type: Literal["input_text", "output_text"]
-    text: str
-    annotations: Accepted = None
-    logprobs: Accepted = None
-
-
-InputPart = Annotated[
-    InputText | RefusalPart | InputImagePart,
-    Field(discriminator="type"),
-    type_by_field(text="input_text", refusal="refusal", image_url="input_image", file_id="input_image"),
-]
-InputContent = str | Annotated[list[InputPart], Field(max_length=10_000, fail_fast=True)]
 
 
 class InputItem(WireModel):
@@ -55,14 +38,6 @@ class CalledFunction(InputItem):
     arguments: JsonObject
     namespace: NotDone = None
 
-    @property
-    def role(self) -> Literal["assistant"]:
-        return "assistant"
-
-    @property
-    def content(self) -> None:
-        return None
-
 
 class FunctionOutput(InputItem):
     """The result of a tool call."""
@@ -72,14 +47,6 @@ class FunctionOutput(InputItem):
     output: InputContent
     name: Accepted = None
     namespace: Accepted = None
-
-    @property
-    def role(self) -> Literal["tool"]:
-        return "tool"
-
-    @property
-    def content(self) -> InputContent:
-        return self.output
 
 
 class ReasoningItem(InputItem):
@@ -91,7 +58,7 @@ class ReasoningItem(InputItem):
     encrypted_content: Accepted = None
 
 
-InputItems = Sequence[InputMessage | CalledFunction | FunctionOutput | ReasoningItem]
+AnyItem = InputMessage | CalledFunction | FunctionOutput | ReasoningItem
 
 
 def _kind(value: object) -> str | None:
@@ -109,9 +76,8 @@ Item = Annotated[
 ]
 
 
-def as_messages(items: InputItems) -> list[Message]:
-    """Returns the items as messages for chat templates. The assistant's text and the tool calls beside it become one
-    message."""
+def as_messages(items: Sequence[AnyItem]) -> list[Message]:
+    """Returns the messages for chat templates. Text and tool calls of the assistant in a row become one message."""
     messages: list[Message] = []
     for item in items:
         if isinstance(item, InputMessage):
@@ -122,14 +88,21 @@ def as_messages(items: InputItems) -> list[Message]:
             else:
                 messages.append({"role": role, "content": content})
         elif isinstance(item, FunctionOutput):
-            content = template_content(item.output)
-            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+            output = template_content(item.output)
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
         elif isinstance(item, CalledFunction):
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant"})
             call = ToolCall(id=item.call_id, function=FunctionCall(name=item.name, arguments=item.arguments))
             messages[-1].setdefault("tool_calls", []).append(call.template_form())
     return messages
+
+
+def as_turn(item: AnyItem) -> tuple[str, Content]:
+    """Returns the role and the content of the item."""
+    if isinstance(item, InputMessage):
+        return item.role, item.content
+    return ("tool", item.output) if isinstance(item, FunctionOutput) else ("assistant", "")
 
 
 class FunctionTool(FunctionDefinition):
@@ -143,8 +116,3 @@ class FunctionTool(FunctionDefinition):
     def as_tool(self) -> Tool:
         function = FunctionDefinition(name=self.name, description=self.description, parameters=self.parameters)
         return Tool(type="function", function=function)
-
-
-class ChosenFunction(WireModel):
-    type: Literal["function"]
-    name: FunctionName

@@ -1,27 +1,19 @@
 """`POST /v1/responses`: text, pictures and tools in, text and calls out, whole or as OpenAI's typed events."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from raylens.deployments.api.generation import AnyGenerationFields, StreamOptions
-from raylens.deployments.api.messages import TemplateFields, media_of_messages
-from raylens.deployments.api.response_items import (
-    ChosenFunction,
-    FunctionTool,
-    InputItems,
-    InputMessage,
-    Item,
-    ReasoningItem,
-    as_messages,
-)
-from raylens.deployments.api.tools import MAX_TOOLS, OfferedTools, ToolFields
+from raylens.deployments.api.messages import TemplateFields, media_of_turns
+from raylens.deployments.api.response_items import FunctionTool, InputMessage, Item, ReasoningItem, as_messages, as_turn
+from raylens.deployments.api.tools import MAX_TOOLS, ChosenFunction, Tool, ToolChoice, ToolFields
 from raylens.deployments.api.wire import Accepted, Metadata, NotDone, OrAbsent, StageTimings, WireModel
 from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.llm.sampling.params import SamplingParams
 from raylens.llm.sampling.structured_output import StructuredOutput
-from raylens.preprocess.schema import ChatPrompt
+from raylens.preprocess.schema import Prompt
 
 
 class TextFormat(WireModel):
@@ -97,25 +89,15 @@ class ResponsesRequest(AnyGenerationFields, TemplateFields, ToolFields):
         return value
 
     @model_validator(mode="after")
-    def _truncates_in_one_way(self) -> "ResponsesRequest":
+    def _truncates_in_one_way(self) -> Self:
         if self.truncation is not None and self.truncate_prompt_tokens is not None:
             raise ValueError("truncation and truncate_prompt_tokens cannot both be set")
         if self.truncation == "auto":
             self.truncate_prompt_tokens = -1
         return self
 
-    def offer(self) -> OfferedTools:
-        choice = self.tool_choice
-        return OfferedTools.of(
-            [tool.as_tool() for tool in self.tools or ()],
-            None if isinstance(choice, ChosenFunction) else choice,
-            choice.name if isinstance(choice, ChosenFunction) else None,
-            is_single=self.parallel_tool_calls is False,
-        )
-
-    @property
-    def items(self) -> InputItems:
-        return [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+    def tools_and_choice(self) -> tuple[list[Tool], ToolChoice | ChosenFunction | None]:
+        return [tool.as_tool() for tool in self.tools or ()], self.tool_choice
 
     @property
     def field_names(self) -> Mapping[str, str]:
@@ -123,19 +105,13 @@ class ResponsesRequest(AnyGenerationFields, TemplateFields, ToolFields):
         names |= {"json_schema": "text.format.schema", "json_object": "text.format"}
         return {**names, "grammar": "tools"} if self.offered.forced else names
 
-    def to_prompt(self) -> ChatPrompt:
+    def prompts_and_media(self) -> list[tuple[Prompt, list[MediaSource]]]:
         opening = [] if self.instructions is None else [InputMessage(role="system", content=self.instructions)]
-        tools = [tool.template_form() for tool in self.offered.tools]
-        return self.chat_prompt(as_messages([*opening, *self.items]), tools)
-
-    def media(self) -> list[MediaSource]:
-        """Returns every picture, in the order of the prompt. Raises InvalidRequestError."""
-        silent = InputMessage(role="assistant", content="")
-        return media_of_messages([silent if isinstance(i, ReasoningItem) else i for i in self.items], "input")
+        items = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        prompt = self.chat_prompt(as_messages([*opening, *items]), self.offered.tools)
+        return [(prompt, media_of_turns(map(as_turn, items), "input"))]
 
     def sampling_params(self, call_grammar: StructuredOutput | None = None) -> SamplingParams:
-        """Returns the sampling parameters. `call_grammar`: the grammar of a forced tool call. Raises
-        InvalidRequestError."""
         form = None if self.text is None or self.text.format is None else self.text.format.structured_output
         return self.make_sampling_params(
             max_tokens=self.max_output_tokens, structured_output=form if call_grammar is None else call_grammar

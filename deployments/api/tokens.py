@@ -1,10 +1,12 @@
 """`POST /tokenize`, `/detokenize` and `/render`: the token ids of a prompt, without generating anything."""
 
+from typing import Self
+
 from pydantic import BaseModel, Field, model_validator
 
 from raylens.deployments.api.content import TextPart
 from raylens.deployments.api.generation import MediaFields
-from raylens.deployments.api.messages import Messages, TemplateFields, media_of_messages
+from raylens.deployments.api.messages import Messages, TemplateFields
 from raylens.deployments.api.prompts import PlainPrompt, PromptMedia, TokenIds, prompt_and_media
 from raylens.deployments.api.wire import RequestBody
 from raylens.deployments.pipeline.media_source import MediaSource
@@ -20,7 +22,7 @@ class TokenizeRequest(RequestBody, TemplateFields):
     add_special_tokens: bool = Field(True, description="what the tokenizer itself puts around a text, e.g. BOS")
 
     @model_validator(mode="after")
-    def _is_one_of_both(self) -> "TokenizeRequest":
+    def _is_one_of_both(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("needs either prompt or messages")
         for message in self.messages or ():
@@ -29,9 +31,7 @@ class TokenizeRequest(RequestBody, TemplateFields):
         return self
 
     def to_prompt(self) -> ChatPrompt | TextPrompt:
-        if self.prompt is not None:
-            return TextPrompt(self.prompt)
-        return self.chat_prompt([message.template_form() for message in self.messages or ()], [])
+        return self.chat_and_media(self.messages or [])[0] if self.prompt is None else TextPrompt(self.prompt)
 
 
 class TokenizeResponse(BaseModel):
@@ -58,19 +58,18 @@ class RenderRequest(MediaFields, PromptMedia, TemplateFields):
     max_tokens: int | None = Field(None, ge=1, description="what truncate_prompt_tokens: -1 leaves room for")
 
     @model_validator(mode="after")
-    def _is_one_of_both(self) -> "RenderRequest":
+    def _is_one_of_both(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("needs either prompt or messages")
         if self.messages is not None and self.multi_modal_data is not None:
             raise ValueError("multi_modal_data goes with prompt; messages hold their own media")
         return self
 
-    def to_prompt(self) -> tuple[Prompt, list[MediaSource]]:
-        """Returns the pipeline's prompt. Raises InvalidRequestError."""
+    def prompt_and_media(self) -> tuple[Prompt, list[MediaSource]]:
+        """Returns the pipeline's prompt and its media. Raises InvalidRequestError."""
         if self.prompt is not None:
             return prompt_and_media(self.prompt, self.multi_modal_data, "prompt")
-        messages = self.messages or []
-        return self.chat_prompt([message.template_form() for message in messages], []), media_of_messages(messages)
+        return self.chat_and_media(self.messages or [])
 
 
 class RenderedItem(BaseModel):

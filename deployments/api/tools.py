@@ -1,6 +1,5 @@
 """Functions that a model may call: their definitions, and the form of calls in messages."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -27,6 +26,9 @@ def _json_object(text: str) -> str:
         raise ValueError("must be a JSON object, as text")
     _flat_enough(value)
     return text
+
+
+JsonObject = Annotated[str, AfterValidator(_json_object)]
 
 
 def _flat_enough(value: dict[str, Any]) -> dict[str, Any]:
@@ -62,9 +64,6 @@ class Tool(WireModel):
         return {"type": self.type, "function": self.function.model_dump(exclude_none=True)}
 
 
-JsonObject = Annotated[str, AfterValidator(_json_object)]
-
-
 class NamedFunction(WireModel):
     name: FunctionName
 
@@ -75,6 +74,11 @@ class NamedTool(WireModel):
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+class ChosenFunction(WireModel):  # the Responses API's NamedTool
+    type: Literal["function"]
+    name: FunctionName
 
 
 class FunctionCall(WireModel):
@@ -97,45 +101,41 @@ class ToolCall(WireModel):
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """`tools`: the tools that the model sees. `forced`: the answer must call one of these; empty: the answer may be
-    text. `is_single`: the answer makes at most one call."""
+    """`tools`: the tools that the model sees, in the form of chat completions. `forced`: the answer must call one of
+    these; empty: the answer may be text. `is_single`: the answer makes at most one call."""
 
     tools: list[Tool]
     forced: list[Tool]
     is_single: bool
 
-    @classmethod
-    def of(cls, tools: Sequence[Tool], choice: str | None, name: str | None, *, is_single: bool) -> "OfferedTools":
-        """Returns the tools selected by `choice` (none, auto or required) and `name` (of the tool that the answer must
-        call). Raises ValueError."""
+
+class ToolFields(WireModel):
+    """The tools of a request, and whether the answer must call one."""
+
+    parallel_tool_calls: bool | None = None
+    _offered: OfferedTools = PrivateAttr()
+
+    @property
+    def offered(self) -> OfferedTools:
+        return self._offered
+
+    def tools_and_choice(self) -> tuple[list[Tool], ToolChoice | ChosenFunction | None]:
+        """Reads the tools and the choice among them from this API's own fields."""
+        raise NotImplementedError
+
+    @model_validator(mode="after")
+    def _chooses_among_tools(self) -> Self:
+        tools, choice = self.tools_and_choice()
         names = [tool.function.name for tool in tools]
+        chosen = choice.function if isinstance(choice, NamedTool) else choice
+        name = None if chosen is None or isinstance(chosen, str) else chosen.name
         if len(set(names)) < len(names):
             raise ValueError("tools: two functions have the same name")
         if (choice == "required" or name is not None) and not names:
             raise ValueError("tool_choice: there are no tools to choose from")
         if name is not None and name not in names:
             raise ValueError("tool_choice names a function that is not among the tools")
-        offered = [] if choice == "none" else list(tools)
+        offered = [] if choice == "none" else tools
         forced = offered if choice == "required" else [tool for tool in offered if tool.function.name == name]
-        return cls(offered, forced, is_single)
-
-
-class ToolFields(WireModel):
-    """The tools of a request, and whether the answer must call one. `offered`: the tools in the form of chat
-    completions."""
-
-    parallel_tool_calls: bool | None = None
-    _offered: OfferedTools = PrivateAttr()
-
-    def offer(self) -> OfferedTools:
-        """Reads the tools from this API's own fields. Raises ValueError."""
-        raise NotImplementedError
-
-    @model_validator(mode="after")
-    def _chooses_among_tools(self) -> Self:
-        self._offered = self.offer()
+        self._offered = OfferedTools(offered, forced, is_single=self.parallel_tool_calls is False)
         return self
-
-    @property
-    def offered(self) -> OfferedTools:
-        return self._offered

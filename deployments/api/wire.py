@@ -1,7 +1,7 @@
 """The base of all wire types (unknown fields, null), usage, timings and errors."""
 
 from functools import cache
-from typing import Annotated, Any, TypeAlias, TypeVar, get_args
+from typing import Annotated, Any, Self, TypeAlias, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -57,7 +57,7 @@ class RequestBody(WireModel):
     _unknown_fields: list[str] = PrivateAttr(default_factory=list)
 
     @model_validator(mode="after")
-    def _takes_unknown_out(self) -> "RequestBody":
+    def _takes_unknown_out(self) -> Self:
         found: list[_Place] = []
         _take_unknown(self, None, found)
         # Of a field in many elements of a list, the server names the first.
@@ -105,11 +105,9 @@ def _spelt(place: _Place, *, numbers: bool = True) -> str:
 def _not_nullable(model: type[WireModel]) -> frozenset[str]:
     """Returns the wire names of the optional fields that cannot be null."""
     fields = model.model_fields.items()
-    optional = [(name, field) for name, field in fields if not field.is_required()]
+    optional = {field.alias or name: field.annotation for name, field in fields if not field.is_required()}
     return frozenset(
-        field.alias or name
-        for name, field in optional
-        if field.annotation is not Any and type(None) not in (field.annotation, *get_args(field.annotation))
+        name for name, kind in optional.items() if kind is not Any and type(None) not in (kind, *get_args(kind))
     )
 
 
@@ -121,9 +119,8 @@ def _fields_with_objects(model: type[WireModel]) -> tuple[tuple[str, str], ...]:
 
 
 def _holds_objects(annotation: object) -> bool:
-    if isinstance(annotation, type) and issubclass(annotation, WireModel):
-        return True
-    return any(_holds_objects(inner) for inner in get_args(annotation))
+    is_object = isinstance(annotation, type) and issubclass(annotation, WireModel)
+    return is_object or any(map(_holds_objects, get_args(annotation)))
 
 
 def at_most(limit: int) -> BeforeValidator:
@@ -144,7 +141,7 @@ Url = Annotated[str, StringConstraints(strip_whitespace=True)]
 
 OptionName = Annotated[str, Field(max_length=64)]
 
-Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], at_most(16)]
+Metadata = Annotated[dict[OptionName, Annotated[str, Field(max_length=512)]], at_most(16)]
 """A client's own notes. They come back where OpenAI's API returns them."""
 
 

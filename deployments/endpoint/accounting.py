@@ -23,10 +23,9 @@ class RequestAccount:
     """Tracks one client request: the pieces of its answers as they are sent, and its end.
 
     `model`: the name of the answering model or adapter. `requests`: the pipeline's requests, one for each prompt, with
-    `num_answers` answers each. Answer i belongs to prompt i // num_answers."""
+    `num_answers` answers each. Answer i belongs to prompt i // num_answers. `api_key`: the name of the client's key."""
 
     def __init__(self, metrics: IngressMetrics, request_id: str, api_key: str | None, goals: MetricsConfig) -> None:
-        """`api_key`: the name of the client's key, if it has one."""
         self.request_id = request_id
         self.created = int(time.time())
         self.model = ""
@@ -118,14 +117,12 @@ class RequestAccount:
     @property
     def usage(self) -> Usage:
         """Returns the usage of all prompts and answers together. A prompt counts once, however many answers it has."""
-        pieces = {index: piece for index, (piece, _) in self._last_pieces.items()}
-        firsts = [piece for index, piece in pieces.items() if index % self.num_answers == 0]
-        num_output_tokens = sum(piece.num_output_tokens for piece in pieces.values())
-        return _usage(firsts, num_output_tokens)
+        firsts = [piece for index, (piece, _) in self._last_pieces.items() if index % self.num_answers == 0]
+        return usage_of(firsts, sum(piece.num_output_tokens for piece, _ in self._last_pieces.values()))
 
     @property
     def time_to_first_token(self) -> float:
-        """Seconds from the request's arrival to its first token."""
+        """In seconds, from the request's arrival."""
         return (self._first_token or self._last_token) - self._arrival
 
     def timings(self) -> StageTimings:
@@ -149,47 +146,38 @@ class RequestAccount:
             return
         self._has_ended = True
         metrics, usage, seconds, model = self._metrics, self.usage, self._stage_seconds(), self.model
-        first_token = self._first_token or self._last_token
+        decode_seconds = self._last_token - (self._first_token or self._last_token)
         metrics.request_success.inc(model=model, finished_reason=self.finish_reason(0) or "stop")
         metrics.request_prompt_tokens.observe(usage.prompt_tokens, model=model)
         metrics.request_generation_tokens.observe(usage.completion_tokens, model=model)
         metrics.times.e2e_latency.observe(self._last_token - self._arrival, **self._kind())
-        metrics.times.decode_time.observe(self._last_token - first_token, model=model)
+        metrics.times.decode_time.observe(decode_seconds, model=model)
         metrics.times.queue_time.observe(seconds.get("llm_queue", 0.0), model=model)
         metrics.times.prefill_time.observe(seconds.get("prefill", 0.0), model=model)
         num_gaps = usage.completion_tokens / len(self._last_pieces) - 1  # per answer, on average
-        per_token = (self._last_token - first_token) / num_gaps if num_gaps > 0 else None
-        if per_token is not None:
+        per_token = decode_seconds / num_gaps if num_gaps > 0 else 0.0
+        if num_gaps > 0:
             metrics.times.time_per_output_token.observe(per_token, model=model)
-        goals = self._goals
-        begins_in_time = first_token - self._arrival <= goals.slo_time_to_first_token_s
-        if begins_in_time and (per_token or 0.0) <= goals.slo_time_per_output_token_s:
+        is_fast = per_token <= self._goals.slo_time_per_output_token_s
+        if is_fast and self.time_to_first_token <= self._goals.slo_time_to_first_token_s:
             metrics.requests_within_slo.inc(model=model)
         for stage, stage_seconds in seconds.items():
             metrics.times.stage_seconds.observe(stage_seconds, stage=stage)
 
     @property
     def has_begun(self) -> bool:
-        """Whether any piece has come."""
         return bool(self._last_pieces)
 
     @property
     def finish_reasons(self) -> list[str]:
-        """The finish reasons of the finished answers."""
-        reasons = [self.finish_reason(index) for index in sorted(self._last_pieces)]
-        return [reason for reason in reasons if reason is not None]
+        return [reason for index in sorted(self._last_pieces) if (reason := self.finish_reason(index)) is not None]
 
     def _stage_seconds(self) -> dict[str, float]:
         """Returns the seconds of each stage. Prompts run in parallel, so the slowest prompt counts."""
         return seconds_by_stage(chain(self.times, *(request.trace.times for request in self.requests)))
 
 
-def usage_so_far(piece: GeneratedText, num_output_tokens: int) -> Usage:
-    """Returns the current usage of the answer that `piece` belongs to."""
-    return _usage([piece], num_output_tokens)
-
-
-def _usage(prompts: Sequence[GeneratedText], num_output_tokens: int) -> Usage:
+def usage_of(prompts: Sequence[GeneratedText], num_output_tokens: int) -> Usage:
     """`prompts`: a piece of an answer to each prompt."""
     num_prompt_tokens = sum(piece.num_prompt_tokens for piece in prompts)
     return Usage(

@@ -11,9 +11,9 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from raylens.deployments.config import AdmissionConfig, Budget
+from raylens.deployments.config import AdmissionConfig
 from raylens.deployments.endpoint.api_keys import Caller
 from raylens.deployments.endpoint.request_cost import RESOURCES, RequestCost
 from raylens.preprocess.schema import InvalidRequestError
@@ -24,8 +24,7 @@ _NEWEST_SHARE = 0.1
 
 
 class OverloadedError(RuntimeError):
-    """There is no room for a request now. `reason`: the full budget or queue. `retry_after_s`: the estimated wait for
-    room."""
+    """There is no room now. `reason`: the full budget or queue. `retry_after_s`: the estimated wait."""
 
     def __init__(self, message: str, *, reason: str, retry_after_s: float) -> None:
         super().__init__(message)
@@ -42,10 +41,8 @@ class _Quota:
         self.num_tickets = 0
 
     def lacking(self, cost: RequestCost, held: RequestCost) -> str | None:
-        """Returns the first resource without room for `cost`, or None.
-
-        A request may exceed the share of a resource that no other request uses (`held` is all of `used`). Otherwise a
-        request larger than the share could never start."""
+        """Returns the first resource without room for `cost`, or None. A request may exceed the share of a resource
+        that no other request uses (`held` is all of `used`), else one larger than the share could never start."""
         for name in RESOURCES:
             more, used = getattr(cost, name), getattr(self.used, name)
             if more and used + more > getattr(self.share, name) and used > getattr(held, name):
@@ -61,76 +58,65 @@ class _Waiter:
     number: int
     turn: asyncio.Future[None]
 
-    @property
-    def rank(self) -> tuple[int, int, int]:
-        return self.priority, self.ticket.quotas[0].used.requests, self.number
 
-
+@dataclass(eq=False, slots=True)
 class Ticket:
-    """One request's place. The end of its `Admission.ticket` block returns everything that it has taken.
+    """One request's place. The end of its `Admission.ticket` block returns everything that it has taken. `quotas`: its
+    budgets, first the key's, if the caller has one, and last the budget of all requests."""
 
-    `quotas`: its budgets. The key's budget comes first, if the caller has a key; the budget of all requests comes
-    last."""
-
-    def __init__(self, admission: "Admission", caller: Caller, quotas: list[_Quota]) -> None:
-        self.caller = caller
-        self.held = RequestCost()
-        self._admission = admission
-        self.quotas = quotas
+    admission: "Admission"
+    caller: Caller
+    quotas: list[_Quota]
+    held: RequestCost = field(default_factory=RequestCost)
 
     def take(self, cost: RequestCost) -> None:
-        """Takes more at once. Raises OverloadedError if there is no room now, InvalidRequestError if the ticket's total
-        exceeds a whole budget."""
-        self._admission.check_size(self, cost)
+        """Takes more at once. Raises OverloadedError without room now, and as `Admission.check_size`."""
+        self.admission.check_size(self, cost)
         for quota in self.quotas:
             if lacking := quota.lacking(cost, self.held):
-                raise self._admission.refusal(lacking, f"no room for more {lacking} of {quota.owner} now")
+                raise self.admission.refusal(lacking, f"no room for more {lacking} of {quota.owner} now")
         self.add(cost)
 
     async def enter(self, cost: RequestCost, priority: int) -> None:
-        """Waits for room. Raises OverloadedError if the queue is full or the wait too long, InvalidRequestError if the
-        ticket's total exceeds a whole budget."""
-        self._admission.check_size(self, cost)
-        await self._admission.wait(self, cost, priority)
+        """Waits for room. Raises OverloadedError for a full queue or a long wait, and as `Admission.check_size`."""
+        self.admission.check_size(self, cost)
+        await self.admission.wait(self, cost, priority)
 
     def add(self, cost: RequestCost) -> None:
-        """Takes the cost without checking for room."""
         self.held += cost
         for quota in self.quotas:
             quota.used += cost
 
-    def release(self) -> None:
-        for quota in self.quotas:
-            quota.used -= self.held
-
 
 class Admission:
-    """The admission of one endpoint, on one event loop. It calls `on_refusal(reason)` for each request refused for lack
-    of room."""
+    """Use it on one event loop. It calls `on_refusal(reason)` for each request refused for lack of room.
+
+    `all`: the budget of all requests at all ingresses, and what this ingress uses of it."""
 
     def __init__(self, config: AdmissionConfig, on_refusal: Callable[[str], None]) -> None:
         self._config = config
         self._on_refusal = on_refusal
         self._num_ingresses = 1
-        self._all = _Quota("all requests")
+        self.all = _Quota("all requests")
         self._by_key: dict[str, _Quota] = {}
         self._waiting: list[_Waiter] = []
         self._numbers = itertools.count()
         self._mean_seconds = 1.0
-        self._set_limit(self._all, _cost_of(config.total))
+        self._per_key = RequestCost(**config.per_key.model_dump())
+        self._set_limit(self.all, RequestCost(**config.total.model_dump()))
 
     def divide(self, num_ingresses: int) -> None:
         """Limits this ingress to its share of each budget from now on."""
         if num_ingresses == self._num_ingresses:
             return
         self._num_ingresses = num_ingresses
-        for quota in (self._all, *self._by_key.values()):
+        for quota in (self.all, *self._by_key.values()):
             self._set_limit(quota, quota.limit)
         self._let_in()
 
     @contextmanager
     def ticket(self, caller: Caller) -> Iterator[Ticket]:
-        quotas = [*self._quotas_of(caller), self._all]
+        quotas = [self.all] if caller.name is None else [self._quota_of(caller.name, caller.max_requests), self.all]
         ticket = Ticket(self, caller, quotas)
         quotas[0].num_tickets += 1
         started = time.monotonic()
@@ -139,7 +125,7 @@ class Admission:
         finally:
             if ticket.held.requests:
                 self._mean_seconds += _NEWEST_SHARE * (time.monotonic() - started - self._mean_seconds)
-            ticket.release()
+            ticket.add(RequestCost() - ticket.held)
             quotas[0].num_tickets -= 1
             if caller.name is not None and not quotas[0].num_tickets:
                 del self._by_key[caller.name]  # keys come and go
@@ -148,16 +134,6 @@ class Admission:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
-
-    @property
-    def used(self) -> RequestCost:
-        """The cost of this ingress' requests."""
-        return self._all.used
-
-    @property
-    def limit(self) -> RequestCost:
-        """The budget of all requests at all ingresses."""
-        return self._all.limit
 
     def check_size(self, ticket: Ticket, cost: RequestCost) -> None:
         """Raises InvalidRequestError if the ticket's total exceeds a whole budget, so that waiting would not help."""
@@ -171,7 +147,7 @@ class Admission:
     def refusal(self, reason: str, message: str) -> OverloadedError:
         """Counts a refused request and returns its error."""
         self._on_refusal(reason)
-        turns = (len(self._waiting) + 1) / max(1, self._all.used.requests)
+        turns = (len(self._waiting) + 1) / max(1, self.all.used.requests)
         seconds = min(_MAX_RETRY_SECONDS, max(1.0, self._mean_seconds * turns))
         return OverloadedError(f"{message}, try again in {seconds:.0f} s", reason=reason, retry_after_s=seconds)
 
@@ -187,8 +163,8 @@ class Admission:
                 async with asyncio.timeout(self._config.max_queue_seconds):
                     await turn
         except TimeoutError:
-            seconds = self._config.max_queue_seconds
-            raise self.refusal("queue_seconds", f"no room after {seconds:g} s in the queue") from None
+            reason = f"no room after {self._config.max_queue_seconds:g} s in the queue"
+            raise self.refusal("queue_seconds", reason) from None
         finally:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
@@ -199,14 +175,12 @@ class Admission:
         if len(before) >= self._config.max_queued_requests:
             raise self.refusal("queue", f"{len(before)} requests wait already")
         name = waiter.ticket.caller.name
-        if name is not None:
-            number = sum(other.ticket.caller.name == name for other in before)
-            if number >= self._config.max_queued_requests_per_key:
-                raise self.refusal("queue_of_key", f"{number} requests of this API key wait already")
+        number = sum(other.ticket.caller.name == name for other in before)
+        if name is not None and number >= self._config.max_queued_requests_per_key:
+            raise self.refusal("queue_of_key", f"{number} requests of this API key wait already")
 
     def _let_in(self) -> None:
-        """Admits, in order, all waiting requests that have room. A request blocked by its own key's budget lets others
-        pass."""
+        """Admits all waiting requests that have room, in order, past those that only their key's budget blocks."""
         while (waiter := self._next()) is not None:
             self._waiting.remove(waiter)
             waiter.ticket.add(waiter.cost)
@@ -215,33 +189,27 @@ class Admission:
     def _next(self) -> _Waiter | None:
         refused: set[tuple[_Quota, RequestCost]] = set()
         alone: set[_Quota] = set()
-        for waiter in sorted(self._waiting, key=lambda one: one.rank):
+        in_order = sorted(self._waiting, key=lambda one: (one.priority, one.ticket.quotas[0].used.requests, one.number))
+        for waiter in in_order:
             own, cost = waiter.ticket.quotas[0], waiter.cost
             if waiter.turn.done() or own in alone or (own, cost) in refused:
                 continue
             full = next((quota for quota in waiter.ticket.quotas if quota.lacking(cost, waiter.ticket.held)), None)
             if full is None:
                 return waiter
-            if full is self._all:
+            if full is self.all:
                 break  # smaller requests would starve it
             refused.add((own, cost))
             if cost.exceeded_resource(own.share):  # it needs an idle key: smaller requests would starve it
                 alone.add(own)
         return None
 
-    def _quotas_of(self, caller: Caller) -> list[_Quota]:
-        """Returns the budget of the caller's key, or none if anybody may call."""
-        if caller.name is None:
-            return []
-        quota = self._by_key.setdefault(caller.name, _Quota("this API key"))
-        # The key's limit may have changed while its requests run.
-        limit = _cost_of(self._config.per_key)
-        self._set_limit(quota, limit if caller.max_requests is None else replace(limit, requests=caller.max_requests))
-        return [quota]
+    def _quota_of(self, key: str, max_requests: int | None) -> _Quota:
+        """Returns the budget of the key of this name, whose limit may have changed while its requests run."""
+        quota = self._by_key.setdefault(key, _Quota("this API key"))
+        limit = self._per_key if max_requests is None else replace(self._per_key, requests=max_requests)
+        self._set_limit(quota, limit)
+        return quota
 
     def _set_limit(self, quota: _Quota, limit: RequestCost) -> None:
         quota.limit, quota.share = limit, limit // self._num_ingresses
-
-
-def _cost_of(budget: Budget) -> RequestCost:
-    return RequestCost(budget.requests, budget.bytes, budget.pixels, budget.tokens)

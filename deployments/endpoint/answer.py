@@ -1,45 +1,64 @@
-"""The interface of all kinds of answers: each turns the pipeline's pieces into a body or into server-sent events."""
+"""Server-sent events, and the common part of chat completions and completions."""
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 
-from raylens.deployments.api.wire import ErrorResponse
+from raylens.deployments.api.chat import ChatCompletionChunk, ChatCompletionRequest
+from raylens.deployments.api.completions import Completion, CompletionRequest
+from raylens.deployments.api.generation import StreamOptions
+from raylens.deployments.api.wire import ErrorResponse, StageTimings, Usage
+from raylens.deployments.endpoint.accounting import RequestAccount, usage_of
 from raylens.deployments.wire.stage_messages import GeneratedText
+
+ChunkT = TypeVar("ChunkT", ChatCompletionChunk, Completion)
 
 Pieces = AsyncIterator[Sequence[GeneratedText]]
 """The answers to a client's request, as they are generated. Pieces that are ready together come together."""
-
-
-class Answer(Protocol):
-    """Formats the pieces of one request's answers for the client's API. The account has already counted the pieces."""
-
-    async def complete(self, pieces: Pieces) -> BaseModel:
-        """Returns the whole answer at once."""
-
-    def events(self, pieces: Pieces) -> AsyncIterator[str]:
-        """Yields the answer as server-sent events, except the last event. Events that are ready together come as one
-        text: sending a text costs as much as formatting it."""
-
-    def error_event(self, error: ErrorResponse) -> str:
-        """Returns the event for an error in mid-stream."""
-
-    @property
-    def last_event(self) -> str:
-        """The final event of every stream, failed or not."""
-
-
-class Chunks:
-    """The end of a stream of chunks, for chat completions and completions alike."""
-
-    last_event = "data: [DONE]\n\n"
-
-    def error_event(self, error: ErrorResponse) -> str:
-        return f"data: {error.model_dump_json()}\n\n"
 
 
 def sent_event(data: BaseModel, name: str | None = None) -> str:
     """Returns a server-sent event; see https://html.spec.whatwg.org/multipage/server-sent-events.html."""
     head = "" if name is None else f"event: {name}\n"
     return f"{head}data: {data.model_dump_json()}\n\n"
+
+
+class ChunkedAnswer(Generic[ChunkT]):
+    """Formats the pieces of one request's answers as chunks. The account has already counted the pieces."""
+
+    last_event = "data: [DONE]\n\n"
+
+    def __init__(
+        self, body: ChatCompletionRequest | CompletionRequest, account: RequestAccount, chunk_type: type[ChunkT]
+    ) -> None:
+        self._account = account
+        self._head: dict[str, Any] = {"id": account.request_id, "created": account.created, "model": body.model}
+        self._chunk_type: type[ChunkT] = chunk_type
+        self._options = body.stream_options or StreamOptions()
+        self._has_timings = body.stage_timings
+
+    async def events(self, pieces: Pieces) -> AsyncIterator[str]:
+        """Yields all events but the last. Those ready together come as one text, because each sending costs."""
+        async for ready in pieces:
+            if events := "".join(sent_event(chunk) for piece in ready for chunk in self._chunks_of(piece)):
+                yield events
+        if self._options.include_usage:
+            yield sent_event(self._chunk([], usage=self._account.usage))
+
+    def error_event(self, error: ErrorResponse) -> str:
+        return sent_event(error)
+
+    def _chunks_of(self, piece: GeneratedText) -> Iterator[ChunkT]:
+        raise NotImplementedError
+
+    def _chunk(self, choices: list[Any], **fields: Any) -> ChunkT:
+        return self._chunk_type(**self._head, choices=choices, **fields)
+
+    def _usage(self, piece: GeneratedText, num_output_tokens: int) -> Usage | None:
+        """Returns the usage so far, if the client asked for it in every chunk."""
+        is_told = self._options.include_usage and self._options.continuous_usage_stats
+        return usage_of([piece], num_output_tokens) if is_told else None
+
+    def _timings(self) -> StageTimings | None:
+        return self._account.timings() if self._has_timings else None

@@ -16,8 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 ENVIRONMENT_VARIABLE = "RAYLENS_API_KEYS"
-_PREFIX = "rl-"
-_KEY_BYTES = 32
 _LOOK_SECONDS = 1.0
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C reads a thousand keys in 10 ms
 
@@ -53,7 +51,7 @@ class Caller:
 
 
 def new_key() -> str:
-    return _PREFIX + secrets.token_urlsafe(_KEY_BYTES)
+    return "rl-" + secrets.token_urlsafe(32)
 
 
 def hash_key(key: str) -> str:
@@ -78,7 +76,6 @@ def read_keys(file: Path) -> dict[str, ApiKey]:
 
 def add_key(file: Path, name: str, *, is_admin: bool = False) -> str:
     """Creates a key, adds its entry to the file and returns the key. Afterwards only the file's owner may read it.
-
     Raises ApiKeysError, and changes nothing, if the name is taken or not allowed."""
     old = read_keys(file) if file.exists() else {}
     if any(entry.name == name for entry in old.values()):
@@ -103,39 +100,31 @@ class ApiKeys:
     """The keys of a file and of the environment. With neither, anybody may call."""
 
     def __init__(self, file: str | None, environment: Mapping[str, str] = os.environ) -> None:
-        """The variable RAYLENS_API_KEYS holds the plain keys, separated by commas. They are the operator's own, so all
-        are admins. Raises ApiKeysError."""
+        """RAYLENS_API_KEYS holds the operator's own keys, separated by commas: all are admins. Raises ApiKeysError."""
         self._file = None if file is None else Path(file)
         given = [key.strip() for key in environment.get(ENVIRONMENT_VARIABLE, "").split(",") if key.strip()]
-        self._given = {
-            hash_key(key): ApiKey(name=f"env-{n}", sha256=hash_key(key), admin=True) for n, key in enumerate(given)
-        }
+        hashes = map(hash_key, given)
+        self._given = {sha: ApiKey(name=f"env-{n}", sha256=sha, admin=True) for n, sha in enumerate(hashes)}
         self.is_open = self._file is None and not self._given
-        self._state = self._seen = (0, 0, 0)
-        self._keys = dict(self._given)
+        self._keys = self._given if self._file is None else self._given | read_keys(self._file)
+        self._state = self._seen = (0, 0, 0) if self._file is None else _state(self._file)
         self._next_look = 0.0
-        if self._file is not None:
-            self._keys |= read_keys(self._file)
-            self._state = self._seen = _state(self._file)
 
     @property
     def names(self) -> list[str]:
         return [key.name for key in self._keys.values()]
 
     def find(self, key: str | None) -> Caller | None:
-        """Returns the caller with this key, or None. The lookup by hash takes the same time for right and wrong
-        keys."""
+        """Returns the caller with this key, or None. The lookup by hash takes the same time for every key."""
         if self.is_open:
             return Caller(None, hash_key(key or ""), is_admin=True)
         self._read_again()
-        found = None if key is None else self._keys.get(hash_key(key))
-        if found is None:
+        if key is None or (found := self._keys.get(hash_key(key))) is None:
             return None
         return Caller(found.name, found.sha256, found.max_requests, found.priority, found.admin)
 
     def _read_again(self) -> None:
-        """Reloads a changed file once two looks in a row agree, so that a half-written file locks nobody out. An
-        unreadable file changes nothing."""
+        """Reloads a changed file once two looks in a row agree, because it may be half-written."""
         now = time.monotonic()
         if self._file is None or now < self._next_look:
             return

@@ -1,7 +1,5 @@
-"""A client's time limit for a request: the field `timeout_s`, or the header `x-request-timeout-s`.
-
-At the deadline the ingress cancels the request's calls in every stage, as it does when a client leaves. A retried call
-has only the remaining time."""
+"""A client's time limit for a request: the field `timeout_s`, or the header `x-request-timeout-s`. At the deadline the
+ingress cancels the request's calls in every stage. A retried call has only the remaining time."""
 
 import asyncio
 import math
@@ -43,8 +41,7 @@ class Deadline:
 
 
 def seconds_in(headers: Headers) -> float | None:
-    """Returns the header's time limit in seconds. Raises InvalidRequestError unless it is above 0 and within
-    MAX_TIMEOUT_S."""
+    """Returns the header's time limit in seconds. Raises InvalidRequestError."""
     if (text := headers.get(HEADER)) is None:
         return None
     try:

@@ -21,22 +21,8 @@ from raylens.deployments.stages.stage_calls import (
 )
 from raylens.preprocess.schema import InvalidRequestError
 
-_PART_TYPES = frozenset(
-    {
-        "text",
-        "refusal",
-        "image_url",
-        "video_url",
-        "input_image",
-        "image_embeds",
-        "input_text",
-        "output_text",
-        "message",
-        "function_call",
-        "function_call_output",
-        "reasoning",
-    }
-)
+_PARTS = ("text", "refusal", "image_url", "video_url", "input_image", "image_embeds", "input_text", "output_text")
+_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 _RETRY_SECONDS = 2.0
 """Retry-After for an unavailable stage: about the time in which Ray Serve replaces a replica."""
 
@@ -45,12 +31,9 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 """The possible errors of a route, for its documentation. 422 is never sent; its entry replaces FastAPI's own."""
 
+_JSON_CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}}
 JSON_ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {
-        "description": "see ErrorResponse",
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}},
-    }
-    for status in ERROR_RESPONSES
+    status: {"description": "see ErrorResponse", "content": _JSON_CONTENT} for status in ERROR_RESPONSES
 }
 """The same for routes with other content than JSON. FastAPI would give their errors the answer's content type."""
 
@@ -66,14 +49,11 @@ class AccessError(PermissionError):
 
 def add_error_handlers(api: FastAPI) -> None:
     """Answers every error with a JSON body in OpenAI's form."""
-    api.add_exception_handler(AccessError, _on_error)
-    api.add_exception_handler(InvalidRequestError, _on_error)
-    api.add_exception_handler(StageUnavailableError, _on_error)
-    api.add_exception_handler(OverloadedError, _on_error)
-    api.add_exception_handler(DeadlineError, _on_error)
+    own = (AccessError, InvalidRequestError, StageUnavailableError, OverloadedError, DeadlineError)
+    for kind in (*own, HTTPException):
+        api.add_exception_handler(kind, _on_error)
     api.add_exception_handler(Exception, _on_failure)
     api.add_exception_handler(RequestValidationError, _on_invalid_body)
-    api.add_exception_handler(HTTPException, _on_http_error)
 
 
 def error_response(error: Exception) -> tuple[int, ErrorResponse]:
@@ -83,6 +63,8 @@ def error_response(error: Exception) -> tuple[int, ErrorResponse]:
     if isinstance(error, AccessError):
         code = "invalid_api_key" if error.status == 401 else "forbidden"
         return error.status, _body(str(error), "invalid_request_error", code=code)
+    if isinstance(error, HTTPException):
+        return error.status_code, _body(str(error.detail), "invalid_request_error")
     if isinstance(error, OverloadedError):
         return 429, _body(str(error), "rate_limit_error", code=f"overloaded_{error.reason}")
     if isinstance(error, StageUnavailableError):
@@ -99,8 +81,7 @@ def error_response(error: Exception) -> tuple[int, ErrorResponse]:
 
 
 def error_kind(error: Exception) -> tuple[str, str]:
-    """Returns the labels of the error metric: the failed stage, or "ingress", and the error's code, or else its
-    type."""
+    """Returns the labels of the error metric: the stage or "ingress", and the error's code or type."""
     if isinstance(error, HTTPException):
         return "ingress", f"http_{error.status_code}"
     stage = error.stage if isinstance(error, StageError) else "ingress"
@@ -108,9 +89,8 @@ def error_kind(error: Exception) -> tuple[str, str]:
 
 
 def response_for(error: Exception) -> JSONResponse:
-    """Returns the HTTP response for `error`."""
     status, body = error_response(error)
-    headers = {}
+    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     if isinstance(error, AccessError) and error.challenge is not None:
         headers["www-authenticate"] = error.challenge
     if isinstance(error, OverloadedError | StageUnavailableError):
@@ -129,8 +109,7 @@ async def _on_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _on_failure(request: Request, error: Exception) -> JSONResponse:
-    """Adds the traceparent header. Starlette answers these errors outside of the gate, which adds it to all other
-    answers."""
+    """Adds the traceparent header, because Starlette answers these errors outside of the gate."""
     response = await _on_error(request, error)
     if (traced := getattr(request.state, "traced", None)) is not None and traced.context.traceparent:
         response.headers["traceparent"] = traced.context.traceparent
@@ -144,27 +123,18 @@ async def _on_invalid_body(request: Request, error: Exception) -> JSONResponse:
     if worst["type"] == "json_invalid":
         reason = f"not valid JSON: {worst['ctx']['error']}"
         return await _on_error(request, InvalidRequestError(reason, field="body", code="invalid_json"))
-    field = _field_name(worst["loc"])
-    return await _on_error(request, InvalidRequestError(worst["msg"], field=field))
-
-
-async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    request.state.error = error
-    body = _body(str(error.detail), "invalid_request_error")
-    return JSONResponse(body.model_dump(), error.status_code, error.headers)
+    return await _on_error(request, InvalidRequestError(worst["msg"], field=_field_name(worst["loc"])))
 
 
 def _field_name(location: tuple[int | str, ...]) -> str:
     """("body", "messages", 0, "content", "list[...]", 1, "text", "text") -> "messages[0].content[1].text".
 
-    pydantic puts the names of union members between the fields: a type after a field, a tag after an index.
-    """
+    pydantic puts the names of union members between the fields: a type after a field, a tag after an index."""
     name = ""
     for before, part in pairwise(location):
         if isinstance(part, int):
             name += f"[{part}]"
-        elif _is_field(part) and not (isinstance(before, int) and part in _PART_TYPES):
+        elif _is_field(part) and not (isinstance(before, int) and part in (*_PARTS, *_ITEMS)):
             name += f".{part[:64]}" if name else part[:64]  # a client's own names may be of any length
     return name or "body"
 

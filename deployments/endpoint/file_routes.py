@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from fastapi import FastAPI, Form, UploadFile
 from fastapi.responses import Response
 
-from raylens.deployments.api.files import DeletedFile, File, FileList
+from raylens.deployments.api.models import DeletedFile, File, FileList
 from raylens.deployments.endpoint.call import HttpCall
 from raylens.deployments.endpoint.errors import ERROR_RESPONSES, JSON_ERROR_RESPONSES
 from raylens.deployments.item_store.shared_uploads import SharedUploads
@@ -20,15 +20,13 @@ class FileRoutes:
         self._uploads = uploads
 
     def add_to(self, api: FastAPI) -> None:
-        for path, endpoint, method in (
-            ("/v1/files", self.upload, "POST"),
-            ("/v1/files", self.files, "GET"),
-            ("/v1/files/{file_id}", self.file, "GET"),
-            ("/v1/files/{file_id}", self.delete, "DELETE"),
-        ):
-            api.add_api_route(path, endpoint, methods=[method], responses=ERROR_RESPONSES)
-        path = "/v1/files/{file_id}/content"
-        api.add_api_route(path, self.content, methods=["GET"], response_class=_Bytes, responses=JSON_ERROR_RESPONSES)
+        files, file, content = "/v1/files", "/v1/files/{file_id}", "/v1/files/{file_id}/content"
+        route = api.add_api_route
+        route(files, self.upload, methods=["POST"], responses=ERROR_RESPONSES)
+        route(files, self.files, methods=["GET"], responses=ERROR_RESPONSES)
+        route(file, self.file, methods=["GET"], responses=ERROR_RESPONSES)
+        route(file, self.delete, methods=["DELETE"], responses=ERROR_RESPONSES)
+        route(content, self.content, methods=["GET"], response_class=_Bytes, responses=JSON_ERROR_RESPONSES)
 
     async def upload(
         self,
@@ -42,24 +40,25 @@ class FileRoutes:
         `input_image`, or as the URL `upload:<id>` wherever a URL is taken. `expires_after` shortens the time that it is
         kept."""
         name, content = (file.filename or "")[:256], await file.read()
-        return File.of(
-            await self._uploads.add(call.cache_salt, name, purpose, content, max_age_s=expires_after_seconds)
+        upload = await self._uploads.add(
+            call.caller.cache_salt, name, purpose, content, max_age_s=expires_after_seconds
         )
+        return File.model_validate(upload)
 
     async def files(self, call: HttpCall) -> FileList:
         """Lists the files of this API key, oldest first."""
-        return FileList(data=[File.of(upload) for upload in await self._uploads.all(call.cache_salt)])
+        return FileList.model_validate({"data": await self._uploads.all(call.caller.cache_salt)})
 
     async def file(self, file_id: str, call: HttpCall) -> File:
         """Describes a file of this API key."""
-        return File.of(await self._uploads.get(call.cache_salt, file_id))
+        return File.model_validate(await self._uploads.get(call.caller.cache_salt, file_id))
 
     async def content(self, file_id: str, call: HttpCall) -> Response:
         """Returns the file itself, as a download that a browser does not show."""
-        content = await self._uploads.read(call.cache_salt, file_id)
+        content = await self._uploads.read(call.caller.cache_salt, file_id)
         return _Bytes(content, headers={"x-content-type-options": "nosniff"})
 
     async def delete(self, file_id: str, call: HttpCall) -> DeletedFile:
         """Deletes a file of this API key. Requests that have read it go on."""
-        await self._uploads.delete(call.cache_salt, file_id)
+        await self._uploads.delete(call.caller.cache_salt, file_id)
         return DeletedFile(id=file_id)

@@ -6,7 +6,8 @@ import asyncio
 import base64
 import binascii
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
@@ -14,16 +15,17 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from raylens.deployments.config import AdmissionConfig
-from raylens.deployments.endpoint.access_log import AccessLog, listed
+from raylens.deployments.endpoint.access_log import listed, log_entry
 from raylens.deployments.endpoint.admission import Admission, OverloadedError, Ticket
 from raylens.deployments.endpoint.api_keys import ApiKeys, Caller
 from raylens.deployments.endpoint.errors import AccessError, response_for
 from raylens.deployments.endpoint.request_cost import RequestCost
 from raylens.deployments.endpoint.request_headers import checked_request_id
-from raylens.deployments.endpoint.request_traces import RequestTraces
+from raylens.deployments.endpoint.request_traces import traced_request
 from raylens.deployments.pipeline.long_texts import LongTexts
 from raylens.deployments.pipeline.turns import Turns
 from raylens.deployments.routing.work_scaling import PendingWork
+from raylens.deployments.tracing.spans import Spans
 from raylens.preprocess.schema import InvalidRequestError
 
 _OPEN_PATHS = frozenset({"/health", "/ping"})
@@ -31,8 +33,7 @@ _PAGES = frozenset({"/", "/dashboard"})
 _MAX_JSON_PARTS = 2**18
 """Limit on commas and brackets in a JSON body. Memory and validation time grow mainly with these, not with bytes."""
 _MAX_JSON_BYTES = 32 * 2**20
-"""Limit on the bytes of a JSON body without its long texts. Parsing blocks all other requests, a millisecond for each
-megabyte."""
+"""Limit on the bytes of a JSON body without its long texts. Parsing a megabyte blocks all requests for 1 ms."""
 _INLINE_BYTES = 2**20
 _REQUEST_PIECE_BYTES = 2**12
 """The cost in `Turns` of a request from the end of its body to its admission or refusal. It takes about two
@@ -43,101 +44,85 @@ _MAX_HEADERS, _MAX_HEADER_BYTES = 100, 2**14
 _PORT = re.compile(r":[0-9]*$")
 _IPV4 = re.compile(r"[0-9]+(\.[0-9]+){3}")
 _PRIVATE_DOMAINS = (".localhost", ".local", ".internal", ".home.arpa", ".lan")
-"""Domains outside of public DNS: RFC 6761, 6762 and 8375, ICANN's domain for private use, and the usual one of
-routers."""
-_IGNORED_HEADER = b"x-raylens-ignored-fields"
+"""Domains outside of public DNS: RFC 6761, 6762 and 8375, ICANN's for private use, and that of most routers."""
+_BASIC = 'Basic realm="Raylens: an API key as the password", charset="UTF-8"'
 
 
+@dataclass(eq=False, kw_only=True)
 class Gate:
-    """Fills `scope["state"]` for the ApiCall of `deployments/endpoint/call.py`. Errors leave in OpenAI's form."""
+    """Fills `scope["state"]` for the ApiCall of `deployments/endpoint/call.py`. Errors leave in OpenAI's form.
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        keys: ApiKeys,
-        admission: Admission,
-        config: AdmissionConfig,
-        origins: Sequence[str],
-        hosts: Sequence[str],
-        access_log: AccessLog,
-        open_requests: PendingWork,
-        traces: RequestTraces,
-        turns: Turns,
-    ) -> None:
-        """`origins`: other origins whose pages may call, besides the server's own. `hosts`: the server's names in
-        public DNS. `open_requests`: counts the unanswered requests. `turns`: between tenants."""
-        self._app = app
-        self._origins = frozenset(origins)
-        self._hosts = frozenset(host.lower() for host in hosts)
-        self._keys = keys
-        self._admission = admission
-        self._config = config
-        self._access_log = access_log
-        self._open_requests = open_requests
-        self._traces = traces
-        self._turns = turns
+    `origins`: other origins whose pages may call, besides the server's own. `hosts`: the server's names in public DNS.
+    `count_error`: see `log_entry`. `open_requests`: counts the unanswered requests. `turns`: between tenants."""
+
+    app: ASGIApp = field(kw_only=False)
+    keys: ApiKeys
+    admission: Admission
+    config: AdmissionConfig
+    origins: Collection[str]
+    hosts: Collection[str]
+    count_error: Callable[[str, str], None]
+    open_requests: PendingWork
+    spans: Spans
+    turns: Turns
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         state = scope.setdefault("state", {})
         headers = Headers(scope=scope)
         state["request_id"] = checked_request_id(headers.get("x-request-id", ""))
         state["arrived_at"] = asyncio.get_running_loop().time()
         with (
-            self._open_requests.call(1),
-            self._traces.request(scope, headers) as traced,
-            self._access_log.entry(scope) as entry,
+            self.open_requests.call(1),
+            traced_request(self.spans, scope, headers) as state["traced"],
+            log_entry(scope, self.count_error) as state["entry"],
         ):
-            state["traced"], traced.entry = traced, entry
             try:
-                await self._pass(scope, headers, receive, _with_headers(state, entry.noting(send)))
+                await self._pass(scope, headers, receive, _with_headers(state, state["entry"].noting(send)))
             except Exception as error:
                 state["error"] = error  # an outer middleware answers it
                 raise
 
     async def _pass(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        state = scope["state"]
         try:
             _check_headers(headers)
             if scope["path"] in _OPEN_PATHS:
-                await self._app(scope, receive, send)
+                await self.app(scope, receive, send)
                 return
             caller = self._caller(headers, scope["path"])
         except (AccessError, InvalidRequestError) as error:
-            await self._refuse(error, scope, receive, send)
+            state["error"] = error
+            await response_for(error)(scope, receive, send)
             return
-        with self._admission.ticket(caller) as ticket:
-            scope["state"]["ticket"] = ticket
+        with self.admission.ticket(caller) as ticket:
+            state["ticket"] = ticket
             try:
-                body, scope["state"]["texts"] = await self._body(headers, receive, ticket)
+                body, state["texts"] = await self._body(headers, receive, ticket)
             except (InvalidRequestError, OverloadedError) as error:
-                await self._refuse(error, scope, receive, send, closes=True)  # the rest of the body stays unread
+                state["error"] = error
+                response = response_for(error)
+                response.headers["connection"] = "close"  # the rest of the body stays unread
+                await response(scope, receive, send)
                 return
             finally:
-                scope["state"]["num_body_bytes"] = ticket.held.bytes
-            await self._app(scope, _replayed(body, receive), send)
-
-    async def _refuse(
-        self, error: Exception, scope: Scope, receive: Receive, send: Send, *, closes: bool = False
-    ) -> None:
-        scope["state"]["error"] = error
-        response = response_for(error)
-        if closes:
-            response.headers["connection"] = "close"
-        await response(scope, receive, send)
+                state["num_body_bytes"] = ticket.held.bytes
+            await self.app(scope, _replayed(body, receive), send)
 
     def _caller(self, headers: Headers, path: str) -> Caller:
         """Returns the sender of the request. Raises AccessError."""
         key, is_basic = _key_in(headers.get("authorization", ""))
-        caller = self._keys.find(key)
+        caller = self.keys.find(key)
         if caller is None:
             reason = "no API key was sent" if key is None else "the API key is not valid"
-            raise AccessError(reason, status=401, challenge=_challenge(is_page=path in _PAGES or is_basic))
+            # Only Basic makes a browser ask its user for a key.
+            challenge = _BASIC if path in _PAGES or is_basic else "Bearer"
+            raise AccessError(reason, status=401, challenge=challenge)
         if self._is_foreign(headers, is_basic=is_basic):
             raise AccessError("pages of other sites may not call this server, see ingress.cors_origins", status=403)
-        if self._keys.is_open and not self._is_own(headers.get("host", "")):
+        if self.keys.is_open and not self._is_own(headers.get("host", "")):
             reason = "a server without API keys answers to public names only that are in ingress.allowed_hosts"
             raise AccessError(reason, status=403)
         return caller
@@ -147,61 +132,54 @@ class Gate:
         address; a browser then treats the server as a part of the owner's site (DNS rebinding)."""
         name = _PORT.sub("", host).lower().rstrip(".")
         is_address = name.startswith("[") or _IPV4.fullmatch(name) is not None
-        return is_address or "." not in name or name.endswith(_PRIVATE_DOMAINS) or name in self._hosts
+        return is_address or "." not in name or name.endswith(_PRIVATE_DOMAINS) or name in self.hosts
 
     def _is_foreign(self, headers: Headers, *, is_basic: bool) -> bool:
-        """Returns whether a page of another site sent the request, according to the browser's headers. Such a page
-        could reach a server of the private network through its visitor's browser, or use a key that the browser
-        adds."""
+        """Returns whether a page of another site sent the request, by the browser's headers. Such a page could reach a
+        server of the private network through its visitor's browser, or use a key that the browser adds."""
         origin = headers.get("origin")
-        if origin is not None and origin not in self._origins:
+        if origin is not None and origin not in self.origins:
             return origin.partition("://")[2] != headers.get("host", "")
         return is_basic and headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
 
     async def _body(self, headers: Headers, receive: Receive, ticket: Ticket) -> tuple[bytes, LongTexts]:
-        """Returns the body, and separately the long texts of a JSON body.
-
-        Raises InvalidRequestError for a body that is too large or too slow, OverloadedError if there is no room for
-        it."""
+        """Returns the body, and separately the long texts of a JSON body. Raises InvalidRequestError for a body that is
+        too large or too slow, OverloadedError if there is no room for it."""
         claimed = headers.get("content-length", "0")
         if claimed.isdecimal():
-            self._check_size(int(claimed))
-        chunks: list[bytes] = []
-        texts = LongTexts()
+            _check_body(int(claimed), "bytes or more", self.config.max_body_bytes)
+        chunks, texts = list[bytes](), LongTexts()
         num_bytes = num_parts = num_kept = 0
         is_json = not headers.get("content-type", "").startswith("multipart/")
         try:
-            async with asyncio.timeout(self._config.body_timeout_s):
+            async with asyncio.timeout(self.config.body_timeout_s):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise asyncio.CancelledError
                     chunk, is_last = message.get("body", b""), not message.get("more_body", False)
                     num_bytes += len(chunk)
-                    self._check_size(num_bytes)
+                    _check_body(num_bytes, "bytes or more", self.config.max_body_bytes)
                     ticket.take(RequestCost(bytes=len(chunk)))
                     work = len(chunk) // _BODY_BYTES_PER_PIECE_BYTE + is_last * _REQUEST_PIECE_BYTES
-                    await self._turns.take(ticket.caller.cache_salt, work)
+                    await self.turns.take(ticket.caller.cache_salt, work)
                     if is_json:
                         chunk = texts.take(chunk) + (texts.rest() if is_last else b"")
-                        num_parts += _count_parts(chunk)
+                        num_parts += sum(chunk.count(mark) for mark in (b",", b"{", b"["))
                         num_kept += len(chunk)
-                        _check_json(num_parts, num_kept)
+                        _check_body(num_parts, "commas and brackets or more", _MAX_JSON_PARTS)
+                        _check_body(
+                            num_kept, "bytes or more beside media in base64 without line breaks", _MAX_JSON_BYTES
+                        )
                     chunks.append(chunk)
                     if is_last:
                         break
         except TimeoutError:
-            reason = f"{num_bytes} bytes came in {self._config.body_timeout_s:g} s, which is the limit for all of them"
+            reason = f"{num_bytes} bytes came in {self.config.body_timeout_s:g} s, which is the limit for all of them"
             raise InvalidRequestError(reason, field="body", code="body_timeout", status=408) from None
         if num_kept < _INLINE_BYTES:
             return b"".join(chunks), texts
         return await asyncio.to_thread(b"".join, chunks), texts
-
-    def _check_size(self, num_bytes: int) -> None:
-        limit = self._config.max_body_bytes
-        if num_bytes > limit:
-            reason = f"{num_bytes} bytes or more, the limit is {limit}"
-            raise InvalidRequestError(reason, field="body", code="body_too_large", status=413)
 
 
 def _with_headers(state: dict[str, Any], send: Send) -> Send:
@@ -214,25 +192,17 @@ def _with_headers(state: dict[str, Any], send: Send) -> Send:
                 added.append((b"traceparent", traceparent.encode()))
             if names := state.get("ignored_fields"):
                 value = listed([quote(name, safe="[].") for name in names])
-                added.append((_IGNORED_HEADER, value.encode()))
+                added.append((b"x-raylens-ignored-fields", value.encode()))
             message = {**message, "headers": [*message.get("headers", ()), *added]}
         await send(message)
 
     return named
 
 
-def _count_parts(chunk: bytes) -> int:
-    return sum(chunk.count(mark) for mark in (b",", b"{", b"["))
-
-
-def _check_json(num_parts: int, num_bytes: int) -> None:
-    if num_parts > _MAX_JSON_PARTS:
-        reason = f"{num_parts} commas and brackets or more, the limit is {_MAX_JSON_PARTS}"
-    elif num_bytes > _MAX_JSON_BYTES:
-        reason = f"{num_bytes} bytes or more beside media in base64 without line breaks, the limit is {_MAX_JSON_BYTES}"
-    else:
-        return
-    raise InvalidRequestError(reason, field="body", code="body_too_large", status=413)
+def _check_body(number: int, unit: str, limit: int) -> None:
+    if number > limit:
+        reason = f"{number} {unit}, the limit is {limit}"
+        raise InvalidRequestError(reason, field="body", code="body_too_large", status=413)
 
 
 def _check_headers(headers: Headers) -> None:
@@ -246,25 +216,17 @@ def _check_headers(headers: Headers) -> None:
 def _key_in(authorization: str) -> tuple[str | None, bool]:
     """Returns the key, and whether a browser sent it with Basic authentication, as the password with any user name."""
     scheme, _, value = authorization.partition(" ")
-    if scheme.lower() == "bearer":
-        return value.strip() or None, False
     if scheme.lower() == "basic":
         try:
-            _, _, password = base64.b64decode(value, validate=True).decode().partition(":")
+            return base64.b64decode(value, validate=True).decode().partition(":")[2] or None, True
         except (binascii.Error, UnicodeDecodeError):
             return None, True
-        return password or None, True
-    return None, False
-
-
-def _challenge(*, is_page: bool) -> str:
-    """Returns the WWW-Authenticate header. Only Basic makes a browser ask its user for a key."""
-    return 'Basic realm="Raylens: an API key as the password", charset="UTF-8"' if is_page else "Bearer"
+    return (value.strip() or None) if scheme.lower() == "bearer" else None, False
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
     """Wraps `receive` to begin with the body already read."""
-    first: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+    first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
         return first.pop() if first else await receive()

@@ -1,10 +1,10 @@
-"""Watches whether every stage is alive. Background tasks poll the stages, so `/health` answers at once, and requests
-stop waiting for a stage that stays down."""
+"""Polls the stages, so that `/health` answers at once and requests stop waiting for a stage that stays down."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -15,48 +15,40 @@ from raylens.deployments.wire.stage_messages import Heartbeat, ServedModel
 
 _PERIOD_SECONDS = 2.0
 _TIMEOUT_SECONDS = 10.0
-"""A heartbeat takes seconds when other processes use a stage's cores. Ray Serve's own checks detect a lost replica
-sooner."""
+"""A heartbeat takes seconds on busy cores. Ray Serve's own checks detect a lost replica sooner."""
 _LOOK_SECONDS = 0.25
 _LEAST_SECONDS = 1.0
 _STARTING_PERIOD_SECONDS = 0.1
 
 
+@dataclass(eq=False)
 class StageMonitor:
     """Asks each stage for its heartbeat every `period_s`, and more often before the first one.
 
     A stage is ready while it has a replica and its engine's last sign of life is younger than `timeout_s`. One ready
     deployment suffices for a stage with several. A stage in `may_rest` is ready without a replica, too, because the
-    first call starts one; such a stage is not polled. Create the monitor on a running event loop."""
+    first call starts one; such a stage is not polled. `away_timeout_s`: how long requests wait for a stage that is
+    down. `dispensable`: stages that another stage can replace, so requests never wait for them. Create the monitor on a
+    running event loop."""
 
-    def __init__(
-        self,
-        stages: Mapping[str, Sequence[DeploymentHandle[Any]]],
-        *,
-        away_timeout_s: float,
-        period_s: float = _PERIOD_SECONDS,
-        timeout_s: float = _TIMEOUT_SECONDS,
-        may_rest: Collection[str] = (),
-        dispensable: Collection[str] = (),
-    ) -> None:
-        """`away_timeout_s`: how long requests wait for a stage that is down. `dispensable`: stages that another stage
-        can replace, so requests never wait for them."""
-        self._stages = stages
-        self._period_s = period_s
-        self._timeout_s = timeout_s
-        self._away_timeout_s = away_timeout_s
-        self._may_rest = may_rest
-        self._dispensable = dispensable
-        self._last_seen: dict[str, float | None] = dict.fromkeys(stages)
+    stages: Mapping[str, Sequence[DeploymentHandle[Any]]]
+    _: KW_ONLY
+    away_timeout_s: float
+    period_s: float = _PERIOD_SECONDS
+    timeout_s: float = _TIMEOUT_SECONDS
+    may_rest: Collection[str] = ()
+    dispensable: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        self._last_seen: dict[str, float | None] = dict.fromkeys(self.stages)
         self._last_answer: dict[str, float] = {}
         self._away_since: dict[str, float] = {}
         self._waits: set[_Wait] = set()
         self._details: dict[str, dict[str, str]] = {}
         self.served: ServedModel | None = None
         self.adapters: dict[str, str | None] = {}
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._watch(name, handle)) for name, own in stages.items() for handle in own]
-        self._tasks.append(loop.create_task(self._look_for_away()))
+        watched = [self._watch(name, handle) for name, own in self.stages.items() for handle in own]
+        self._tasks = [asyncio.create_task(work) for work in (*watched, self._look_for_away())]
 
     async def known(self) -> None:
         """Waits until every stage has answered once."""
@@ -72,10 +64,8 @@ class StageMonitor:
         self._last_seen[stage] = self._last_answer[stage] = time.monotonic()
 
     def states(self) -> dict[str, str]:
-        """Returns the state of each stage: "ready", "starting" (never seen), "absent" (no replica) or
-        "unresponsive"."""
-        now = time.monotonic()
-        return {name: self._state(name, now) for name in self._stages}
+        """Returns each stage's state: "ready", "starting" (never seen), "absent" (no replica) or "unresponsive"."""
+        return {name: self._state(name, age) for name, age in self.ages().items()}
 
     def ages(self) -> dict[str, float | None]:
         """Returns the seconds since each stage's last sign of life, or None before the first."""
@@ -83,12 +73,11 @@ class StageMonitor:
         return {name: None if seen is None else now - seen for name, seen in self._last_seen.items()}
 
     def details(self) -> dict[str, dict[str, str]]:
-        """Returns the details from each stage's heartbeat, without empty ones."""
         return {name: told for name, told in self._details.items() if told}
 
     @property
     def is_ready(self) -> bool:
-        return all(state == "ready" for name, state in self.states().items() if name not in self._dispensable)
+        return all(state == "ready" for name, state in self.states().items() if name not in self.dispensable)
 
     @asynccontextmanager
     async def while_there(self, stages: Collection[str]) -> AsyncIterator[None]:
@@ -107,39 +96,33 @@ class StageMonitor:
         finally:
             self._waits.discard(wait)
 
-    def _given_up(self, stages: Collection[str]) -> str | None:
-        """Returns the first of the stages that has been down too long."""
-        limit = time.monotonic() - self._away_timeout_s
-        return next((stage for stage in stages if self._away_since.get(stage, limit) < limit), None)
-
-    def _state(self, name: str, now: float) -> str:
-        seen = self._last_seen[name]
-        if seen is None:
+    def _state(self, name: str, age: float | None) -> str:
+        if age is None:
             return "starting"
         if not self._has_replica(name):
-            return "ready" if name in self._may_rest else "absent"
-        return "ready" if now - seen < self._timeout_s else "unresponsive"
+            return "ready" if name in self.may_rest else "absent"
+        return "ready" if age < self.timeout_s else "unresponsive"
 
     def _is_away(self, name: str, now: float) -> bool:
         """Returns whether calls to the stage are useless. A slow stage is not down: one step may take long."""
-        if name not in self._may_rest and not self._has_replica(name):
+        if name not in self.may_rest and not self._has_replica(name):
             return True
         answered = self._last_answer.get(name)
-        return answered is not None and now - answered > self._timeout_s
+        return answered is not None and now - answered > self.timeout_s
 
     def _has_replica(self, name: str) -> bool:
-        return any(has_running_replica(handle) for handle in self._stages[name])
+        return any(has_running_replica(handle) for handle in self.stages[name])
 
     async def _watch(self, name: str, handle: DeploymentHandle[Any]) -> None:
         while True:
-            if name in self._may_rest and not has_running_replica(handle):
+            if name in self.may_rest and not has_running_replica(handle):
                 self.saw(name)
             else:
                 # A call waits without a replica, and fails on a dying one. Neither is a sign of life.
                 with suppress(Exception):  # whatever it is, the stage did not answer
-                    self._hear(name, await asyncio.wait_for(handle.heartbeat.remote(), self._timeout_s))
+                    self._hear(name, await asyncio.wait_for(handle.heartbeat.remote(), self.timeout_s))
             is_starting = self._last_seen[name] is None
-            await asyncio.sleep(min(_STARTING_PERIOD_SECONDS, self._period_s) if is_starting else self._period_s)
+            await asyncio.sleep(min(_STARTING_PERIOD_SECONDS, self.period_s) if is_starting else self.period_s)
 
     def _hear(self, name: str, beat: Heartbeat) -> None:
         now = self._last_answer[name] = time.monotonic()
@@ -149,13 +132,13 @@ class StageMonitor:
         self._details[name] = beat.details
 
     async def _look_for_away(self) -> None:
-        """Ends the waits for stages that have been down too long."""
         while True:
             now = time.monotonic()
-            away = [name for name in self._stages if name not in self._dispensable and self._is_away(name, now)]
+            away = [name for name in self.stages if name not in self.dispensable and self._is_away(name, now)]
             self._away_since = {name: self._away_since.get(name, now) for name in away}
+            given_up = {name for name, since in self._away_since.items() if since < now - self.away_timeout_s}
             for wait in self._waits:
-                wait.end_without(self._given_up(wait.stages))
+                wait.end_without(given_up)
             await asyncio.sleep(_LOOK_SECONDS)
 
 
@@ -163,13 +146,14 @@ class _Wait:
     """A request's wait for its `stages`. `missing`: the stage that ended the wait."""
 
     def __init__(self, stages: Collection[str]) -> None:
-        self.stages = stages
         self.timeout = asyncio.timeout(None)
         self.missing: str | None = None
+        self._stages = stages
         self._began = asyncio.get_running_loop().time()
 
-    def end_without(self, stage: str | None) -> None:
+    def end_without(self, given_up: Collection[str]) -> None:
         now = asyncio.get_running_loop().time()
+        stage = next((stage for stage in self._stages if stage in given_up), None)
         if stage is not None and self.missing is None and now - self._began >= _LEAST_SECONDS:
             self.missing = stage
             self.timeout.reschedule(now)

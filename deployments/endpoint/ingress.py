@@ -16,7 +16,6 @@ from ray.serve.handle import DeploymentHandle
 import raylens
 from raylens.deployments.api.models import Health, ModelCard, ModelList, Version
 from raylens.deployments.config import AppConfig
-from raylens.deployments.endpoint.access_log import AccessLog
 from raylens.deployments.endpoint.admission import Admission
 from raylens.deployments.endpoint.api_keys import ApiKeys
 from raylens.deployments.endpoint.errors import ERROR_RESPONSES, add_error_handlers
@@ -26,11 +25,8 @@ from raylens.deployments.endpoint.generation_routes import GenerationRoutes
 from raylens.deployments.endpoint.health import StageMonitor
 from raylens.deployments.endpoint.json_route import JsonRoute
 from raylens.deployments.endpoint.metrics_export import export_metrics
-from raylens.deployments.endpoint.model_status import ModelStatus
 from raylens.deployments.endpoint.operator_routes import OperatorRoutes
-from raylens.deployments.endpoint.page_route import chat_page, examples
-from raylens.deployments.endpoint.pipeline_requests import PipelineRequests
-from raylens.deployments.endpoint.request_traces import RequestTraces
+from raylens.deployments.endpoint.page_route import CHAT_PAGE, examples, page
 from raylens.deployments.endpoint.served_models import ModelRoute, ServedModels
 from raylens.deployments.endpoint.token_routes import TokenRoutes
 from raylens.deployments.item_store.client import Shards
@@ -55,39 +51,30 @@ _KNOWN_SECONDS = 300.0
 class Ingress(Replica):
     """One replica of the endpoint. Wrapped by `serve.ingress` in `deployments/app.py`."""
 
-    def __init__(
-        self,
-        config: AppConfig,
-        stages: Mapping[str, StageHandles],
-        *shards: DeploymentHandle[Any],
-    ) -> None:
-        """`stages`: each model's stages, by the suffix of their names, see `AppConfig.by_suffix`. `shards`: one handle
-        for each deployment of SharedState."""
+    def __init__(self, config: AppConfig, stages: Mapping[str, StageHandles], *shards: DeploymentHandle[Any]) -> None:
+        """`stages`: each model's, by the suffix of their names, see `AppConfig.by_suffix`. `shards`: of SharedState."""
         self._spans = start_replica("ingress", config)
         route_on_this_loop(*shards, *chain.from_iterable(own.all() for own in stages.values()))
         self._config = config
         self._keys = ApiKeys(config.auth.keys_file)
         self._open_requests = PendingWork(REQUESTS)
-        models = [model.model_name for model in config.models]
-        self._metrics = IngressMetrics(models, known_errors(), self._keys.names)
+        self._metrics = IngressMetrics([one.model_name for one in config.models], known_errors(), self._keys.names)
         self._shards = Shards(shards)
         self._uploads = SharedUploads(self._shards)
         self._turns = Turns()
-        self._ingresses = _own_handle() if config.ingress.max_replicas > 1 else None
+        self._ingresses: DeploymentHandle[Any] | None = None
+        if config.ingress.max_replicas > 1:
+            own = serve.get_replica_context()
+            self._ingresses = serve.get_deployment_handle(own.deployment, own.app_name)
+            route_on_this_loop(self._ingresses)
         self._models = ServedModels(
             [self._model_route(suffix, own, stages[suffix], shards) for suffix, own in config.by_suffix().items()]
         )
-        self._routes: list[GenerationRoutes | TokenRoutes | FileRoutes | OperatorRoutes] = [
-            GenerationRoutes(self._models, self._metrics, config.metrics, config.ingress.first_token_timeout_s),
-            TokenRoutes(self._models),
-            FileRoutes(self._uploads),
-            OperatorRoutes(partial(export_metrics, config.metrics.port)),
-        ]
 
     def _model_route(
         self, suffix: str, config: AppConfig, stages: StageHandles, shards: Sequence[DeploymentHandle[Any]]
     ) -> ModelRoute:
-        """Builds the route through one model's `stages`. `config`: the model's settings, see `AppConfig.by_suffix`."""
+        """`config`: the model's settings, see `AppConfig.by_suffix`."""
         monitor = StageMonitor(
             {"shared": shards, "preprocess": [stages.preprocess], "generate": [stages.generate]}
             | ({"encode": [stages.encoders["encode"]]} if "encode" in stages.encoders else {}),
@@ -108,8 +95,7 @@ class Ingress(Replica):
             chooses_by_prefix=config.generate.max_replicas > 1,
         )
         adds_all_images = config.vision_plugin.add_all_images_to_prompt
-        requests = PipelineRequests(config.media.limits, adds_all_images=adds_all_images)
-        return ModelRoute(suffix, ModelStatus(config.model_name, monitor), monitor, pipeline, requests)
+        return ModelRoute(config.model_name, suffix, monitor, pipeline, config.media.limits, adds_all_images)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Returns the routes, bound to this object. Ray Serve calls this after the constructor."""
@@ -121,8 +107,12 @@ class Ingress(Replica):
             redoc_url=None,
         )
         api.router.route_class = JsonRoute
-        for routes in self._routes:
-            routes.add_to(api)
+        config = self._config
+        timeout_s = config.ingress.first_token_timeout_s
+        GenerationRoutes(self._models, self._metrics, config.metrics, timeout_s).add_to(api)
+        TokenRoutes(self._models).add_to(api)
+        FileRoutes(self._uploads).add_to(api)
+        OperatorRoutes(partial(export_metrics, config.metrics.port)).add_to(api)
         route = api.add_api_route
         route("/v1/models", self.models, methods=["GET"], responses=ERROR_RESPONSES)
         route("/v1/models/{model:path}", self.model, methods=["GET"], responses=ERROR_RESPONSES)
@@ -131,21 +121,21 @@ class Ingress(Replica):
             route(path, self.health, methods=["GET"], response_model=Health, responses=unhealthy)
             route(path, self.health, methods=["HEAD"], include_in_schema=False)
         route("/version", self.version, methods=["GET"], responses=ERROR_RESPONSES)
-        chat_page().add_to(api, "/")
+        page(CHAT_PAGE).add_to(api, "/")
         examples().add_to(api, "/examples")
         add_error_handlers(api)
-        self._admission = Admission(self._config.admission, self._metrics.count_rejection)
-        origins = self._config.ingress.cors_origins
+        self._admission = Admission(config.admission, self._metrics.count_rejection)
+        origins = config.ingress.cors_origins
         api.add_middleware(
             Gate,
             keys=self._keys,
             admission=self._admission,
-            config=self._config.admission,
+            config=config.admission,
             origins=origins,
-            hosts=self._config.ingress.allowed_hosts,
-            access_log=AccessLog(self._metrics.count_error),
+            hosts={host.lower() for host in config.ingress.allowed_hosts},
+            count_error=self._metrics.count_error,
             open_requests=self._open_requests,
-            traces=RequestTraces(self._spans),
+            spans=self._spans,
             turns=self._turns,
         )
         if origins:
@@ -159,16 +149,20 @@ class Ingress(Replica):
     @asynccontextmanager
     async def _lifespan(self, api: FastAPI) -> AsyncIterator[None]:
         self._shards.open()
-        await self._models.open()
+        routes = self._models.routes.values()
+        for route in routes:
+            await route.pipeline.open()
         # Ray Serve may send requests to the replica from here on.
         with suppress(TimeoutError):
             async with asyncio.timeout(_KNOWN_SECONDS):
-                await self._models.known()
+                await asyncio.gather(*(route.monitor.known() for route in routes))
         skip_startup_objects()
         reporter = asyncio.create_task(self._report_forever())
         yield
         reporter.cancel()
-        await self._models.close()
+        for route in routes:
+            route.monitor.close()
+            await route.pipeline.close()
         await self._shards.close()
 
     async def _report_forever(self) -> None:
@@ -176,9 +170,11 @@ class Ingress(Replica):
             if self._ingresses is not None:
                 self._admission.divide(max(1, num_running_replicas(self._ingresses)))
             self._metrics.state.report_load(self._open_requests.amount, self._admission.num_waiting)
-            self._metrics.state.report_budget(self._admission.used, self._admission.limit)
-            for model, stage, is_ready, age_s in self._models.stage_states():
-                self._metrics.state.report_stage(model, stage, is_ready=is_ready, age_s=age_s)
+            self._metrics.state.report_budget(self._admission.all.used, self._admission.all.limit)
+            for model, route in self._models.routes.items():
+                ages = route.monitor.ages()
+                for stage, state in route.monitor.states().items():
+                    self._metrics.state.report_stage(model, stage, is_ready=state == "ready", age_s=ages[stage])
             await asyncio.sleep(_REPORT_SECONDS)
 
     async def models(self) -> ModelList:
@@ -199,11 +195,3 @@ class Ingress(Replica):
     async def version(self) -> Version:
         """Returns the version of this server's software."""
         return Version(version=raylens.__version__)
-
-
-def _own_handle() -> DeploymentHandle[Any]:
-    """Returns a handle of this replica's own deployment. The handle knows all running replicas."""
-    own = serve.get_replica_context()
-    handle = serve.get_deployment_handle(own.deployment, own.app_name)
-    route_on_this_loop(handle)
-    return handle

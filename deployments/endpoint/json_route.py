@@ -1,6 +1,4 @@
-"""Parses JSON request bodies, fast.
-
-A body with pictures has megabytes, and parsing blocks the event loop."""
+"""Parses JSON request bodies, fast: a body with pictures has megabytes, and parsing blocks the event loop."""
 
 import codecs
 import json
@@ -23,8 +21,7 @@ class _JsonRequest(Request):
         return self._body
 
     async def json(self) -> Any:
-        """Parses the body, far faster than Python's `json` where texts are long. Raises JSONDecodeError, also for
-        nesting of more than 200 levels and for lone surrogates."""
+        """Parses the body. Raises JSONDecodeError, also for more than 200 levels and for lone surrogates."""
         body = await self.body()
         try:
             return self.state.texts.restored(from_json(body.removeprefix(codecs.BOM_UTF8)))
@@ -33,8 +30,6 @@ class _JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route that parses JSON bodies with this module."""
-
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
@@ -47,7 +42,6 @@ class JsonRoute(APIRoute):
 
 
 def _check_content_type(content_type: str) -> None:
-    """Raises InvalidRequestError unless the content type is JSON's."""
     name = content_type.partition(";")[0].strip().lower()
     if name != "application/json" and not (name.startswith("application/") and name.endswith("+json")):
         reason = f"has to be application/json for this route, got {content_type[:100]!r}"

@@ -12,8 +12,7 @@ from raylens.deployments.metrics.recording import metrics_folder
 
 _TIMEOUT_SECONDS = 5.0
 _ATTEMPTS = 4
-_PAUSE_SECONDS = 0.5
-"""Between two attempts. A restarting exporter does not listen."""
+_PAUSE_SECONDS = 0.5  # between two attempts: a restarting exporter does not listen
 _HEADER = re.compile(r"^# HELP (\w+) ", re.MULTILINE)
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
@@ -55,7 +54,7 @@ async def _read_own(session: aiohttp.ClientSession) -> str:
 
 
 async def _read(session: aiohttp.ClientSession, address: str) -> str:
-    """Returns the page, or an empty one if there is no exporter: a node without a replica has none."""
+    """Returns the page, or an empty one without an exporter: a node without a replica has none."""
     try:
         async with session.get(f"http://{address}/metrics") as response:
             response.raise_for_status()

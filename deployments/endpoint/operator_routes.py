@@ -5,14 +5,14 @@ They show the usage of every API key, so a server with keys requires an admin's 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import Any
+from functools import partial
 
 from fastapi import Depends, FastAPI
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from raylens.deployments.endpoint.call import HttpCall
 from raylens.deployments.endpoint.errors import JSON_ERROR_RESPONSES, AccessError
-from raylens.deployments.endpoint.page_route import operator_page
+from raylens.deployments.endpoint.page_route import OPERATOR_PAGE, page
 from raylens.deployments.operator.metrics_page import MetricsPage
 from raylens.deployments.operator.snapshot import Snapshot
 from raylens.deployments.operator.summarize import RecentPages
@@ -23,7 +23,6 @@ _LEAST_SECONDS = 1.0
 
 
 async def _check_admin(call: HttpCall) -> None:
-    """Raises AccessError unless the caller is an admin."""
     if not call.caller.is_admin:
         raise AccessError("this route takes an admin's API key, see docs/security.md", status=403)
 
@@ -38,32 +37,17 @@ class OperatorRoutes:
         self._figures = LiveFigures(export)
 
     def add_to(self, api: FastAPI) -> None:
-        api.add_api_route(
-            "/metrics",
-            self.metrics,
-            methods=["GET"],
-            dependencies=_ADMINS_ONLY,
-            response_class=PlainTextResponse,
-            responses=JSON_ERROR_RESPONSES,
-        )
-        operator_page().add_to(api, "/dashboard", _ADMINS_ONLY)
-        api.add_api_route(
-            "/dashboard/data",
-            self.figures,
-            methods=["GET"],
-            dependencies=_ADMINS_ONLY,
-            response_model=None,
-            include_in_schema=False,
-        )
+        get = partial(api.add_api_route, methods=["GET"], dependencies=_ADMINS_ONLY)
+        get("/metrics", self.metrics, response_class=PlainTextResponse, responses=JSON_ERROR_RESPONSES)
+        page(OPERATOR_PAGE).add_to(api, "/dashboard", _ADMINS_ONLY)
+        get("/dashboard/data", self.figures, include_in_schema=False)
 
     async def metrics(self) -> Response:
         """Returns all stages' metrics in Prometheus' text format. With API keys, takes an admin's."""
         return Response(await self._export(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def figures(self) -> Response:
-        """Returns a Snapshot for the page."""
-        figures: dict[str, Any] = asdict(await self._figures.now())
-        return JSONResponse(figures, headers={"Cache-Control": "no-store"})
+        return JSONResponse(asdict(await self._figures.now()), headers={"Cache-Control": "no-store"})
 
 
 class LiveFigures:
@@ -79,12 +63,10 @@ class LiveFigures:
         """Returns figures that are at most `_LEAST_SECONDS` old. The first call after a pause takes that long.
 
         Raises StageUnavailableError if no node has metrics."""
-        loop = asyncio.get_running_loop()
         async with self._lock:
-            age = self._pages.age(loop.time())
-            if self._last is not None and age is not None and age < _LEAST_SECONDS:
-                return self._last
-            self._last = await self._read()
+            age = self._pages.age(asyncio.get_running_loop().time())
+            if age is None or age >= _LEAST_SECONDS:
+                self._last = await self._read()
             while self._last is None:
                 await asyncio.sleep(_LEAST_SECONDS)
                 self._last = await self._read()

@@ -17,13 +17,12 @@ from raylens.checkpoints import PICTURES
 from raylens.preprocess.data_url import data_url
 
 _FOLDER = Path(__file__).parent / "page"
+CHAT_PAGE, OPERATOR_PAGE = _FOLDER / "index.html", _FOLDER / "operator.html"
 _SHARED = {"/* shared.css */\n": "shared.css", "// shared.js\n": "shared.js"}
 """Marks in pages, and the files that replace them."""
 
 
 class Document:
-    """A static document."""
-
     def __init__(self, content: bytes, media_type: str, headers: dict[str, str]) -> None:
         self._content = content
         self._media_type = media_type
@@ -36,14 +35,8 @@ class Document:
         }
 
     def add_to(self, api: FastAPI, path: str, dependencies: Sequence[params.Depends] = ()) -> None:
-        api.add_api_route(
-            path,
-            self._respond,
-            methods=["GET", "HEAD"],
-            dependencies=dependencies,
-            response_model=None,
-            include_in_schema=False,
-        )
+        methods = ["GET", "HEAD"]
+        api.add_api_route(path, self._respond, methods=methods, dependencies=dependencies, include_in_schema=False)
 
     async def _respond(self, if_none_match: Annotated[str | None, Header()] = None) -> Response:
         """Returns the content, or 304 if the browser has it."""
@@ -53,26 +46,15 @@ class Document:
         return Response(self._content, media_type=self._media_type, headers=self._headers)
 
 
-def chat_page() -> Document:
-    return page(_FOLDER / "index.html")
-
-
-def operator_page() -> Document:
-    return page(_FOLDER / "operator.html")
-
-
 def page(file: Path) -> Document:
-    """Reads a page and replaces its marks with the shared files. Raises ValueError unless the page has exactly one
-    script and one style sheet."""
+    """Reads a page with its shared files. Raises ValueError unless it has exactly one script and one style sheet."""
     content = file.read_text()
     for mark, name in _SHARED.items():
         content = content.replace(mark, (_FOLDER / name).read_text(), 1)
-    policy = content_security_policy(content)
-    return Document(content.encode(), "text/html", {"Content-Security-Policy": policy})
+    return Document(content.encode(), "text/html", {"Content-Security-Policy": _security_policy(content)})
 
 
 def examples() -> Document:
-    """Returns the page's example questions."""
     return Document(json.dumps(read_examples(PICTURES)).encode(), "application/json", {})
 
 
@@ -91,23 +73,13 @@ def read_examples(folder: Path) -> list[dict[str, Any]]:
     return list(examples.values())
 
 
-def content_security_policy(page: str) -> str:
+def _security_policy(page: str) -> str:
     """Returns the policy of the page. It allows the script and the style sheet in `page`, by their hashes, and
     connections to the page's own origin. Text never becomes markup (Trusted Types)."""
-    return "; ".join(
-        (
-            "default-src 'none'",
-            f"script-src '{_hash(page, 'script')}'",
-            f"style-src '{_hash(page, 'style')}'",
-            "img-src data: blob:",
-            "media-src data: blob:",
-            "connect-src 'self'",
-            "form-action 'none'",
-            "frame-ancestors 'none'",
-            "base-uri 'none'",
-            "require-trusted-types-for 'script'",
-            "trusted-types 'none'",
-        )
+    return (
+        f"default-src 'none'; script-src '{_hash(page, 'script')}'; style-src '{_hash(page, 'style')}';"
+        " img-src data: blob:; media-src data: blob:; connect-src 'self'; form-action 'none'; frame-ancestors 'none';"
+        " base-uri 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
     )
 
 

@@ -16,8 +16,7 @@ _UNKNOWN_MAX_TOKENS = 1024
 _LOGPROBS_PER_TOKEN = 4
 """This many log-probabilities cost as much as a token: to send, and to buffer for the client."""
 _SHORT_HEAD_BYTES, _HEAD_BYTES = 48 * 2**10, 3 * 2**20
-"""Inspected bytes of an item. The second is for a picture with a longer header. Every other request waits meanwhile:
-microseconds for the first, milliseconds for the second."""
+"""Inspected bytes of an item, the second for a longer header. They block others for microseconds or milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +49,17 @@ _amounts = attrgetter(*RESOURCES)  # dataclasses.astuple is almost 30 times slow
 def cost_of(requests: Sequence[PipelineRequest], max_model_len: int) -> RequestCost:
     """Returns the cost of a client's request, without the media behind its URLs. An answer counts at most
     `max_model_len` tokens, because the engine refuses a longer one with a message."""
-    tokens = sum(
-        _with_logprobs(estimated_tokens(request.prompt), request.params.prompt_logprobs)
-        + _with_logprobs(_num_answer_tokens(request, max_model_len), request.params.logprobs)
-        for request in requests
-    )
     pixels = sum(source.num_pixels for request in requests for source in request.media)
+    tokens = sum(_num_tokens(request, max_model_len) for request in requests)
     return RequestCost(requests=len(requests), pixels=pixels, tokens=tokens)
 
 
 def cost_of_text(num_chars: int) -> RequestCost:
-    """Returns the cost of tokenising a text."""
     return RequestCost(requests=1, tokens=num_chars // CHARS_PER_TOKEN)
 
 
 def data_url_pixels(source: MediaSource, limits: MediaLimits) -> int:
-    """Returns the pixels of an item in the body. An item outside the body counts 0, and so does a malformed one, which
-    is refused on loading."""
+    """Returns the pixels of an item in the body, and 0 for one outside of it or a malformed one."""
     data = source.data
     if data is None or source.is_precomputed:
         return 0
@@ -82,9 +75,12 @@ def data_url_pixels(source: MediaSource, limits: MediaLimits) -> int:
     return min(pixels or data.num_bytes, limits.max_image_pixels) if head else 0
 
 
-def _num_answer_tokens(request: PipelineRequest, max_model_len: int) -> int:
-    most = _UNKNOWN_MAX_TOKENS if request.params.max_tokens is None else request.params.max_tokens
-    return request.params.n * min(most, max_model_len)
+def _num_tokens(request: PipelineRequest, max_model_len: int) -> int:
+    params = request.params
+    most = _UNKNOWN_MAX_TOKENS if params.max_tokens is None else params.max_tokens
+    num_answer_tokens = params.n * min(most, max_model_len)
+    of_prompt = _with_logprobs(estimated_tokens(request.prompt), params.prompt_logprobs)
+    return of_prompt + _with_logprobs(num_answer_tokens, params.logprobs)
 
 
 def _with_logprobs(num_tokens: int, num_logprobs: int | None) -> int:

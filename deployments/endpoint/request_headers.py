@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from raylens.deployments.ray_internals import http_headers
 
-REQUEST_ID = http_headers.REQUEST_ID.encode()
+_REQUEST_ID = http_headers.REQUEST_ID.encode()
 _REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TRACE_CONTEXT = frozenset({b"traceparent", b"tracestate"})
 """Ray Serve reads these if an operator has enabled its traces."""
@@ -29,7 +29,11 @@ class RequestHeaders:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app({**scope, "headers": _cleaned(scope["headers"])}, receive, send)
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        given = next((value for name, value in headers if name == _REQUEST_ID), b"")
+        kept = [(name, value) for name, value in headers if not _is_dropped(name, value)]
+        own = (_REQUEST_ID, checked_request_id(given.decode("latin-1")).encode())
+        await self._app({**scope, "headers": [*kept, own]}, receive, send)
 
 
 def checked_request_id(given: str) -> str:
@@ -37,16 +41,8 @@ def checked_request_id(given: str) -> str:
     return given if _REQUEST_ID_FORM.fullmatch(given) else uuid.uuid4().hex
 
 
-def _cleaned(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    given = next((value for name, value in headers if name == REQUEST_ID), b"")
-    kept = [(name, value) for name, value in headers if not _is_dropped(name, value)]
-    return [*kept, (REQUEST_ID, checked_request_id(given.decode("latin-1")).encode())]
-
-
 def _is_dropped(name: bytes, value: bytes) -> bool:
-    if name in _TRACE_CONTEXT:
-        return not value.isascii()
-    return _normalised(name) in _DROPPED
+    return not value.isascii() if name in _TRACE_CONTEXT else _normalised(name) in _DROPPED
 
 
 def _normalised(name: bytes) -> bytes:

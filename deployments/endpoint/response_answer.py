@@ -3,71 +3,61 @@
 The events and their order: https://platform.openai.com/docs/api-reference/responses-streaming."""
 
 from collections.abc import AsyncIterator, Iterator
+from itertools import count
 from typing import Any, Literal
 
-from raylens.deployments.api.response_items import ChosenFunction
-from raylens.deployments.api.responses import (
-    IncompleteDetails,
-    InputTokensDetails,
-    OutputCall,
-    OutputItem,
-    OutputMessage,
-    OutputText,
-    ResponseError,
-    ResponseEvent,
-    ResponseObject,
-    ResponsesRequest,
-    ResponseUsage,
-)
-from raylens.deployments.api.tools import ToolCall
+from raylens.deployments.api import responses
+from raylens.deployments.api.tools import ChosenFunction, ToolCall
 from raylens.deployments.api.wire import ErrorResponse
 from raylens.deployments.endpoint.accounting import RequestAccount
 from raylens.deployments.endpoint.answer import Pieces, sent_event
 from raylens.deployments.endpoint.tool_calls import AnswerText
 from raylens.preprocess.schema import ToolCallFormat
 
+_TOLD_AGAIN = {"model", "instructions", "metadata", "temperature", "top_p", "max_output_tokens"}
+"""Fields of the request that the answer repeats."""
+
 
 class ResponseAnswer:
-    """See `Answer`. `tool_calls`: the form of tool calls in the text, or None if there can be none."""
+    """`tool_calls`: the form of tool calls in the text, or None if there can be none."""
 
-    def __init__(self, body: ResponsesRequest, account: RequestAccount, tool_calls: ToolCallFormat | None) -> None:
+    last_event = ""
+    """The last one of `events`, or `error_event`, already ends the stream."""
+
+    def __init__(
+        self, body: responses.ResponsesRequest, account: RequestAccount, tool_calls: ToolCallFormat | None
+    ) -> None:
         self._body = body
         self._account = account
         self._parts = AnswerText(tool_calls, body.offered)
         self._begins_with_text = tool_calls is None
-        self._output: list[OutputItem] = []
-        self._num_events = 0
+        self._output: list[responses.OutputItem] = []
+        self._numbers = count()
 
-    async def complete(self, pieces: Pieces) -> ResponseObject:
+    async def complete(self, pieces: Pieces) -> responses.ResponseObject:
         async for _ in self.events(pieces):
             pass
         return self._finished()
 
     async def events(self, pieces: Pieces) -> AsyncIterator[str]:
-        yield self._event("response.created", response=self._response("in_progress"))
-        yield self._event("response.in_progress", response=self._response("in_progress"))
+        for kind in ("response.created", "response.in_progress"):
+            yield self._event(kind, response=self._response("in_progress"))
         if self._begins_with_text:
-            for event in self._open_message():
-                yield event
+            yield "".join(self._open_message())
         async for ready in pieces:
             if events := "".join(event for piece in ready for event in self._told(*self._parts.add(piece))):
                 yield events
         if not self._output:
-            for event in self._open_message():
-                yield event
-        for event in self._close_message(self._status):
-            yield event
+            yield "".join(self._open_message())
+        if events := "".join(self._close_message(self._status)):
+            yield events
         finished = self._finished()
         yield self._event(f"response.{finished.status}", response=finished)
 
     def error_event(self, error: ErrorResponse) -> str:
         failed = self._response("failed")
-        failed.error = ResponseError(code=error.error.code or "server_error", message=error.error.message)
+        failed.error = responses.ResponseError(code=error.error.code or "server_error", message=error.error.message)
         return self._event("response.failed", response=failed)
-
-    @property
-    def last_event(self) -> str:
-        return ""
 
     def _told(self, text: str, calls: list[ToolCall]) -> Iterator[str]:
         """Yields the events of the text and of the calls after it."""
@@ -83,24 +73,22 @@ class ResponseAnswer:
             yield from self._call(call)
 
     @property
-    def _message(self) -> OutputMessage | None:
+    def _message(self) -> responses.OutputMessage | None:
         """The open message, to which text is appended, or None."""
         last = self._output[-1] if self._output else None
-        return last if isinstance(last, OutputMessage) and last.status == "in_progress" else None
+        return last if isinstance(last, responses.OutputMessage) and last.status == "in_progress" else None
 
     def _open_message(self) -> Iterator[str]:
         number = len(self._output)
         item_id = self._account.request_id.replace("resp_", "msg_", 1) + (f"_{number}" if number else "")
-        begun = OutputMessage(id=item_id, status="in_progress", content=[])
+        begun = responses.OutputMessage(id=item_id, status="in_progress", content=[])
         yield self._event("response.output_item.added", output_index=number, item=begun)
-        message = OutputMessage(id=item_id, status="in_progress", content=[OutputText(text="")])
+        message = responses.OutputMessage(id=item_id, status="in_progress", content=[responses.OutputText(text="")])
         self._output.append(message)
-        yield self._event("response.content_part.added", part=OutputText(text=""), **self._at(message))
+        yield self._event("response.content_part.added", part=responses.OutputText(text=""), **self._at(message))
 
     def _close_message(self, status: Literal["completed", "incomplete"]) -> Iterator[str]:
-        """Yields the events that close the open message, if there is one."""
-        message = self._message
-        if message is None:
+        if (message := self._message) is None:
             return
         (part,) = message.content
         yield self._event("response.output_text.done", text=part.text, logprobs=[], **self._at(message))
@@ -108,35 +96,35 @@ class ResponseAnswer:
         message.status = status
         yield self._event("response.output_item.done", output_index=len(self._output) - 1, item=message)
 
-    def _at(self, message: OutputMessage) -> dict[str, Any]:
+    def _at(self, message: responses.OutputMessage) -> dict[str, Any]:
         return {"item_id": message.id, "output_index": len(self._output) - 1, "content_index": 0}
 
     def _call(self, call: ToolCall) -> Iterator[str]:
         """Yields the events of a tool call. The call comes whole, as in chat completions."""
         name, arguments = call.function.name, call.function.arguments
-        item_id = call.id.replace("call_", "fc_", 1)
-        begun = OutputCall(id=item_id, call_id=call.id, name=name, arguments="", status="in_progress")
-        at: dict[str, Any] = {"item_id": item_id, "output_index": len(self._output)}
-        yield self._event("response.output_item.added", output_index=len(self._output), item=begun)
+        item_id, number = call.id.replace("call_", "fc_", 1), len(self._output)
+        begun = responses.OutputCall(id=item_id, call_id=call.id, name=name, arguments="", status="in_progress")
+        yield self._event("response.output_item.added", output_index=number, item=begun)
+        at: dict[str, Any] = {"item_id": item_id, "output_index": number}
         yield self._event("response.function_call_arguments.delta", delta=arguments, **at)
         yield self._event("response.function_call_arguments.done", name=name, arguments=arguments, **at)
-        made = OutputCall(id=item_id, call_id=call.id, name=name, arguments=arguments, status="completed")
-        yield self._event("response.output_item.done", output_index=len(self._output), item=made)
+        made = responses.OutputCall(id=item_id, call_id=call.id, name=name, arguments=arguments, status="completed")
+        yield self._event("response.output_item.done", output_index=number, item=made)
         self._output.append(made)
 
     @property
     def _status(self) -> Literal["completed", "incomplete"]:
         return "completed" if self._account.finish_reason(0) == "stop" else "incomplete"
 
-    def _finished(self) -> ResponseObject:
+    def _finished(self) -> responses.ResponseObject:
         response = self._response(self._status)
         response.output = self._output
         if response.status == "incomplete":
-            response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
+            response.incomplete_details = responses.IncompleteDetails(reason="max_output_tokens")
         usage = self._account.usage
-        response.usage = ResponseUsage(
+        response.usage = responses.ResponseUsage(
             input_tokens=usage.prompt_tokens,
-            input_tokens_details=InputTokensDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
+            input_tokens_details=responses.InputTokensDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
             output_tokens=usage.completion_tokens,
             total_tokens=usage.total_tokens,
         )
@@ -144,25 +132,21 @@ class ResponseAnswer:
             response.stage_timings = self._account.timings()
         return response
 
-    def _response(self, status: Literal["in_progress", "completed", "incomplete", "failed"]) -> ResponseObject:
+    def _response(
+        self, status: Literal["in_progress", "completed", "incomplete", "failed"]
+    ) -> responses.ResponseObject:
         body, choice = self._body, self._body.tool_choice
-        return ResponseObject(
+        return responses.ResponseObject(
             id=self._account.request_id,
             created_at=self._account.created,
             status=status,
-            model=body.model,
             output=[],
-            instructions=body.instructions,
-            metadata=body.metadata,
-            temperature=body.temperature,
-            top_p=body.top_p,
-            max_output_tokens=body.max_output_tokens,
+            **body.model_dump(include=_TOLD_AGAIN),
             parallel_tool_calls=body.parallel_tool_calls is not False,
             tool_choice=choice.model_dump() if isinstance(choice, ChosenFunction) else choice or "auto",
             tools=[{"strict": None, **tool.model_dump(exclude_none=True)} for tool in body.tools or ()],
         )
 
     def _event(self, kind: str, **fields: Any) -> str:
-        event = ResponseEvent(type=kind, sequence_number=self._num_events, **fields)
-        self._num_events += 1
+        event = responses.ResponseEvent(type=kind, sequence_number=next(self._numbers), **fields)
         return sent_event(event, name=kind)

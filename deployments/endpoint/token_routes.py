@@ -1,16 +1,10 @@
 """The routes `/tokenize`, `/detokenize` and `/render`: prompts as token ids, without generation."""
 
+from functools import partial
+
 from fastapi import FastAPI
 
-from raylens.deployments.api.tokens import (
-    DetokenizeRequest,
-    DetokenizeResponse,
-    RenderedItem,
-    RenderRequest,
-    RenderResponse,
-    TokenizeRequest,
-    TokenizeResponse,
-)
+from raylens.deployments.api import tokens
 from raylens.deployments.endpoint.call import HttpCall
 from raylens.deployments.endpoint.errors import ERROR_RESPONSES
 from raylens.deployments.endpoint.request_cost import RequestCost, cost_of, cost_of_text
@@ -24,14 +18,12 @@ class TokenRoutes:
         self._models = models
 
     def add_to(self, api: FastAPI) -> None:
-        for path, endpoint in (
-            ("/tokenize", self.tokenize),
-            ("/detokenize", self.detokenize),
-            ("/render", self.render),
-        ):
-            api.add_api_route(path, endpoint, methods=["POST"], responses=ERROR_RESPONSES)
+        post = partial(api.add_api_route, methods=["POST"], responses=ERROR_RESPONSES)
+        post("/tokenize", self.tokenize)
+        post("/detokenize", self.detokenize)
+        post("/render", self.render)
 
-    async def tokenize(self, body: TokenizeRequest, call: HttpCall) -> TokenizeResponse:
+    async def tokenize(self, body: tokens.TokenizeRequest, call: HttpCall) -> tokens.TokenizeResponse:
         """Returns the token ids of a text or of a conversation without media."""
         call.check_fields(body)
         model = self._models.of(body.model)
@@ -40,32 +32,31 @@ class TokenRoutes:
         await call.ticket.enter(cost_of_text(num_chars), call.caller.priority)
         async with model.monitor.while_there(["preprocess"]):
             ids = await model.pipeline.tokenize(prompt, add_special_tokens=body.add_special_tokens)
-        return TokenizeResponse(count=len(ids), max_model_len=model.status.max_model_len, tokens=ids)
+        return tokens.TokenizeResponse(count=len(ids), max_model_len=model.max_model_len, tokens=ids)
 
-    async def detokenize(self, body: DetokenizeRequest, call: HttpCall) -> DetokenizeResponse:
+    async def detokenize(self, body: tokens.DetokenizeRequest, call: HttpCall) -> tokens.DetokenizeResponse:
         """Returns the text of token ids."""
         call.check_fields(body)
         model = self._models.of(body.model)
         await call.ticket.enter(RequestCost(requests=1, tokens=len(body.tokens)), call.caller.priority)
         async with model.monitor.while_there(["preprocess"]):
-            return DetokenizeResponse(prompt=await model.pipeline.detokenize(body.tokens))
+            return tokens.DetokenizeResponse(prompt=await model.pipeline.detokenize(body.tokens))
 
-    async def render(self, body: RenderRequest, call: HttpCall) -> RenderResponse:
+    async def render(self, body: tokens.RenderRequest, call: HttpCall) -> tokens.RenderResponse:
         """Returns what the language model would get for a prompt: token ids, and where in them each item's embeddings
         go."""
         call.check_fields(body)
         model = self._models.of(body.model)
-        processor = model.status.ready_processor()
-        request = model.requests.make(
-            call, f"render-{call.request_id}", body, SamplingParams(max_tokens=body.max_tokens), body.to_prompt()
-        )
-        await call.ticket.enter(cost_of([request], model.status.max_model_len), call.caller.priority)
+        processor, params = model.ready_processor(), SamplingParams(max_tokens=body.max_tokens)
+        request = model.request(call, f"render-{call.request_id}", body, params, body.prompt_and_media())
+        await call.ticket.enter(cost_of([request], model.max_model_len), call.caller.priority)
         async with model.monitor.while_there(["shared", "preprocess"]):
             rendered, modalities = await model.pipeline.render(request, processor)
         items = [
-            RenderedItem(modality=modality, mm_hash=key, offset=at.offset, length=at.length, num_embeds=at.num_embeds)
+            tokens.RenderedItem(
+                modality=modality, mm_hash=key, offset=at.offset, length=at.length, num_embeds=at.num_embeds
+            )
             for modality, key, at in zip(modalities, rendered.mm_hashes, rendered.placeholders, strict=True)
         ]
-        return RenderResponse(
-            prompt_token_ids=rendered.prompt_token_ids, items=items, max_model_len=model.status.max_model_len
-        )
+        ids = rendered.prompt_token_ids
+        return tokens.RenderResponse(prompt_token_ids=ids, items=items, max_model_len=model.max_model_len)

@@ -2,9 +2,8 @@
 
 import json
 import uuid
-from collections.abc import Sequence
 
-from raylens.deployments.api.tools import FunctionCall, OfferedTools, Tool, ToolCall
+from raylens.deployments.api.tools import FunctionCall, OfferedTools, ToolCall
 from raylens.deployments.wire.stage_messages import GeneratedText
 from raylens.llm.detokenizer import overlap
 from raylens.llm.sampling.structured_output import StructuredOutput
@@ -15,8 +14,7 @@ _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 
 
 class ToolCallParser:
-    """Extracts the calls from one answer's text. Text stays text if it only resembles a call, or calls a function that
-    was not offered."""
+    """Extracts the calls of offered functions from one answer's text. Anything else that resembles a call is text."""
 
     def __init__(self, form: ToolCallFormat, names: set[str]) -> None:
         self._start, self._end = form.start.strip(), form.end.strip()
@@ -33,8 +31,7 @@ class ToolCallParser:
             if found is None:
                 break
             call, end = found
-            if call is None:
-                # No call begins here, but one may begin later.
+            if call is None:  # one may begin later
                 told += self._text(rest[:end])
             else:
                 told += self._text(rest[:start].rstrip("\n"))
@@ -75,20 +72,17 @@ class ToolCallParser:
 
     def _call(self, call: object) -> ToolCall:
         """Returns the call. Raises ValueError if its function was not offered, or its arguments are not valid JSON."""
-        if not isinstance(call, dict):
-            raise ValueError("no JSON object")
-        name, arguments = call.get("name"), call.get("arguments")
-        if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
-            raise ValueError("no call of an offered tool")
-        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        return ToolCall(id=f"call_{uuid.uuid4().hex[:24]}", function=FunctionCall(name=name, arguments=text))
+        match call:
+            case {"name": str(name), "arguments": dict(arguments)} if name in self._names:
+                text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+                return ToolCall(id=f"call_{uuid.uuid4().hex[:24]}", function=FunctionCall(name=name, arguments=text))
+        raise ValueError("no call of an offered tool")
 
 
 class AnswerText:
-    """Splits one answer's pieces into its text and its tool calls."""
+    """Splits one answer's pieces into text and tool calls. `form`: the calls' form; None: there can be none."""
 
     def __init__(self, form: ToolCallFormat | None, offered: OfferedTools) -> None:
-        """`form`: the form of calls in the text, or None if there can be none."""
         names = {tool.function.name for tool in offered.tools}
         self._parser = None if form is None else ToolCallParser(form, names)
 
@@ -101,21 +95,16 @@ class AnswerText:
 
 
 def forced_call(form: ToolCallFormat | None, offered: OfferedTools) -> StructuredOutput | None:
-    """Returns the grammar of an answer that must call a tool, or None if it need not. `form`: the model's form of
-    calls, if it has one."""
+    """Returns the grammar of an answer that must call a tool, or None if it need not. Unless `offered.is_single`,
+    several calls in a row are possible. `form`: the model's form of calls, if it has one."""
     if form is None or not offered.forced:
         return None
-    return call_grammar(form, offered.forced, is_single=offered.is_single)
-
-
-def call_grammar(form: ToolCallFormat, tools: Sequence[Tool], *, is_single: bool) -> StructuredOutput:
-    """Returns the grammar of a call to one of `tools`, or, unless `is_single`, of several calls in a row."""
     rules = []
-    for index, tool in enumerate(tools):
+    for index, tool in enumerate(offered.forced):
         schema = json.dumps({**(tool.function.parameters or {"type": "object"}), "x-guidance": _SPACING})
         opening = json.dumps('{"name": ' + json.dumps(tool.function.name) + ', "arguments": ')
         rules.append(f'call_{index}: {opening} args_{index} "}}"\nargs_{index}: %json {schema}')
-    any_call = " | ".join(f"call_{index}" for index in range(len(tools)))
+    any_call = " | ".join(f"call_{index}" for index in range(len(offered.forced)))
     call = f"call: {json.dumps(form.start)} ({any_call}) {json.dumps(form.end)}"
-    start = "start: call" if is_single else 'start: call ("\\n" call)*'
+    start = "start: call" if offered.is_single else 'start: call ("\\n" call)*'
     return StructuredOutput(grammar="\n".join(["%llguidance {}", start, call, *rules]))

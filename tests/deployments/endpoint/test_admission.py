@@ -253,7 +253,7 @@ async def _come_and_go(requests: list[Request], num_ingresses: int, chance: rand
                     inside.remove(request)
 
     await _all_end([asyncio.create_task(run(request)) for request in requests], chance)
-    assert (admission.used, admission.num_waiting, admission._by_key) == (RequestCost(), 0, {})
+    assert (admission.all.used, admission.num_waiting, admission._by_key) == (RequestCost(), 0, {})
 
 
 async def test_a_key_that_has_spent_its_budget_lets_others_by_where_all_have_little_left() -> None:
@@ -299,7 +299,7 @@ async def test_each_of_two_ingresses_admits_half() -> None:
             desk.come(f"{index}", caller(None))
     await settle()
     assert [desk.order for desk in desks] == [["0", "1"]] * 2
-    assert {desk.admission.limit.requests for desk in desks} == {4}
+    assert {desk.admission.all.limit.requests for desk in desks} == {4}
 
 
 async def test_a_second_ingress_halves_the_budgets_and_gives_them_back() -> None:

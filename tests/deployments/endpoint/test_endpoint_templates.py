@@ -13,7 +13,7 @@ from raylens.deployments.api.chat import ChatCompletionRequest
 from raylens.deployments.api.responses import ResponsesRequest
 from raylens.preprocess.chat_template import ChatTemplate
 from raylens.preprocess.message_contents import Placeholder
-from raylens.preprocess.schema import ChatPrompt, InvalidRequestError
+from raylens.preprocess.schema import ChatPrompt, InvalidRequestError, Prompt
 from tests.preprocess.chat_templates import TEMPLATES, Template
 from tests.preprocess.parity import pair
 
@@ -54,8 +54,9 @@ class Filled:
             self.theirs, self.theirs.tokenizer, {"image": Placeholder(placeholder, placeholder)}
         )
 
-    def ours(self, prompt: ChatPrompt) -> str | None:
+    def ours(self, prompt: Prompt) -> str | None:
         """None: the template does not take the conversation."""
+        assert isinstance(prompt, ChatPrompt)
         try:
             return self.chat_template.fill(prompt).translate(MARKS)
         except InvalidRequestError:
@@ -98,7 +99,9 @@ def filled(request: pytest.FixtureRequest) -> Filled:
 @given(messages=conversations())
 def test_a_conversation_of_texts_is_transformers_own(filled: Filled, messages: list[dict[str, Any]]) -> None:
     body = {"model": "m", "messages": messages}
-    assert filled.ours(ChatCompletionRequest.model_validate(body).to_prompt()) == filled.expected(messages)
+    assert filled.ours(ChatCompletionRequest.model_validate(body).prompts_and_media()[0][0]) == filled.expected(
+        messages
+    )
 
 
 def test_the_template_takes_what_it_should(filled: Filled) -> None:
@@ -130,7 +133,9 @@ def test_items_of_responses_are_the_same_conversation(filled: Filled) -> None:
         {"role": "user", "content": "Sure?"},
     ]
     request = ResponsesRequest.model_validate({"model": "m", "instructions": "Be brief.", "input": items})
-    assert filled.ours(request.to_prompt()) == filled.expected([{"role": "system", "content": "Be brief."}, *messages])
+    assert filled.ours(request.prompts_and_media()[0][0]) == filled.expected(
+        [{"role": "system", "content": "Be brief."}, *messages]
+    )
 
 
 def test_a_picture_has_its_placeholder(filled: Filled) -> None:

@@ -38,7 +38,7 @@ def client(environment: dict[str, str] | None = None, **settings: Any) -> GatedC
 
     async def chat(body: ChatCompletionRequest, call: HttpCall) -> list[str]:
         """The URLs of its media, whole."""
-        sources = [replace(source, texts=call.texts) for source in body.media()]
+        sources = [replace(source, texts=call.texts) for source in body.prompts_and_media()[0][1]]
         return [b"".join(source.data.pieces).decode() for source in sources if source.data is not None]
 
     async def fail(call: HttpCall) -> None:

@@ -10,8 +10,8 @@ from raylens.deployments.config import AdmissionConfig
 from raylens.deployments.endpoint.admission import Admission
 from raylens.deployments.endpoint.api_keys import Caller
 from raylens.deployments.endpoint.call import ApiCall
-from raylens.deployments.endpoint.pipeline_requests import PipelineRequests
 from raylens.deployments.endpoint.request_cost import RequestCost, cost_of
+from raylens.deployments.endpoint.served_models import ModelRoute
 from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.data_url import data_url
@@ -24,6 +24,11 @@ MAX_MODEL_LEN = 4096
 TOOL = {"function": {"name": "f", "parameters": {"x" * 4000: {}}}}
 
 
+def route(adds_all_images: bool = True) -> ModelRoute:
+    nothing: Any = None
+    return ModelRoute("m", "", nothing, nothing, LIMITS, adds_all_images)
+
+
 def admission() -> Admission:
     return Admission(AdmissionConfig(), lambda reason: None)
 
@@ -32,9 +37,8 @@ def cost(
     prompt: Prompt, *urls: str, modality: str = "image", is_precomputed: bool = False, **params: Any
 ) -> RequestCost:
     media = [MediaSource(url, "f", modality, is_precomputed) for url in urls]
-    requests = PipelineRequests(LIMITS)
     with admission().ticket(Caller(None, "salt")) as ticket:
-        request = requests.make(ApiCall("id", ticket), "r", MediaFields(), SamplingParams(**params), (prompt, media))
+        request = route().request(ApiCall("id", ticket), "r", MediaFields(), SamplingParams(**params), (prompt, media))
     return cost_of([request], MAX_MODEL_LEN)
 
 
@@ -88,7 +92,7 @@ def test_a_size_that_is_hidden_behind_metadata_is_found_or_taken_for_the_largest
 def test_what_is_fetched_is_taken_of_the_callers_budgets() -> None:
     with admission().ticket(Caller(None, "salt")) as ticket:
         source = MediaSource("https://example.com/a.jpg", "f")
-        request = PipelineRequests(LIMITS).make(
+        request = route().request(
             ApiCall("id", ticket), "r", MediaFields(), SamplingParams(), (TextPrompt(""), [source])
         )
         request.on_fetched(1000, 60_000)
@@ -99,8 +103,8 @@ def test_what_is_fetched_is_taken_of_the_callers_budgets() -> None:
 def test_a_request_has_all_its_pictures_or_the_last(adds_all_images: bool) -> None:
     prompt = InterleavedPrompt([None, "and", None])
     media = [MediaSource(f"https://example.com/{index}.jpg", "f") for index in range(2)]
-    requests = PipelineRequests(LIMITS, adds_all_images=adds_all_images)
     with admission().ticket(Caller(None, "salt")) as ticket:
-        request = requests.make(ApiCall("id", ticket), "r", MediaFields(), SamplingParams(), (prompt, media))
+        call = ApiCall("id", ticket)
+        request = route(adds_all_images).request(call, "r", MediaFields(), SamplingParams(), (prompt, media))
     assert [source.url for source in request.media] == [source.url for source in media[0 if adds_all_images else 1 :]]
     assert request.prompt == (prompt if adds_all_images else InterleavedPrompt(["and", None]))

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from raylens.deployments.endpoint.model_status import ModelStatus
 from raylens.deployments.endpoint.served_models import ModelRoute, ServedModels
 from raylens.preprocess.schema import InvalidRequestError
 
@@ -31,7 +30,7 @@ class Monitor:
 def route(name: str, suffix: str, *adapters: str, **states: str) -> ModelRoute:
     monitor: Any = Monitor(*adapters, **{"shared": "ready", "generate": "ready", **states})
     nothing: Any = SimpleNamespace()
-    return ModelRoute(suffix, ModelStatus(name, monitor), monitor, nothing, nothing)
+    return ModelRoute(name, suffix, monitor, nothing, nothing)
 
 
 FIRST, SECOND = route("a", ""), route("org/b", "-org%2Fb", generate="starting")
@@ -54,7 +53,7 @@ def test_the_first_that_has_a_name_answers_to_it_and_models_go_before_adapters()
         ("other", "b"),
     ]
     assert [models.card(name).parent for name in ("a", "b", "tuned", "other")] == [None, None, "a", "b"]
-    assert (first.status.adapter_of("tuned"), first.status.adapter_of("a")) == ("tuned", None)
+    assert (first.adapter_of("tuned"), first.adapter_of("a")) == ("tuned", None)
 
 
 @pytest.mark.parametrize("name", ["", "b", "A", "org%2Fb", "x" * 1000])

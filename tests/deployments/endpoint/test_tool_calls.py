@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 from pydantic import ValidationError
 
-from raylens.deployments.api.tools import FunctionCall, FunctionDefinition, Tool, ToolCall
-from raylens.deployments.endpoint.tool_calls import ToolCallParser, call_grammar
+from raylens.deployments.api.tools import FunctionCall, FunctionDefinition, OfferedTools, Tool, ToolCall
+from raylens.deployments.endpoint.tool_calls import ToolCallParser, forced_call
 from raylens.preprocess.schema import ToolCallFormat
 
 HERMES = ToolCallFormat("<tool_call>\n", "\n</tool_call>")
@@ -98,10 +98,10 @@ def tool(name: str, **properties: object) -> Tool:
 
 def test_a_forced_call_can_be_nothing_else() -> None:
     tools = [tool("weather", city={"type": "string"}), tool('t-i.m"e'.replace('"', "_"))]
-    single = call_grammar(HERMES, tools, is_single=True).grammar
-    several = call_grammar(HERMES, tools, is_single=False).grammar
+    single, several = (forced_call(HERMES, OfferedTools(tools, tools, is_single)) for is_single in (True, False))
     assert single is not None
     assert several is not None
-    for grammar in (single, several):
-        is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+    for form in (single, several):
+        assert form.grammar is not None
+        is_error, messages = LLMatcher.validate_grammar_with_warnings(form.grammar)
         assert not is_error, messages
