@@ -359,7 +359,4 @@ def _told(sequences: list[Sequence]) -> list[Sequence]:
 
 
 def _step_budget(config: EngineConfig, runner: ModelRunner) -> StepBudget:
-    return StepBudget(
-        max_decode_slowdown=config.max_decode_slowdown,
-        num_threads=runner.num_prompt_threads,
-    )
+    return StepBudget(max_decode_slowdown=config.max_decode_slowdown, num_threads=runner.num_prompt_threads)

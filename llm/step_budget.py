@@ -35,12 +35,7 @@ _ROWS = 8
 class StepBudget:
     """The number of prompt tokens in a step in which sequences decode."""
 
-    def __init__(
-        self,
-        *,
-        max_decode_slowdown: float | None = None,
-        num_threads: Callable[[], int] = lambda: 1,
-    ) -> None:
+    def __init__(self, *, max_decode_slowdown: float | None = None, num_threads: Callable[[], int] = lambda: 1) -> None:
         """`max_decode_slowdown`: the limit for a step with prompts, relative to a decode-only step. None: prompt tokens
         are unlimited. `num_threads`: returns the number of threads of the next step with prompts."""
         self._max_decode_slowdown = max_decode_slowdown

@@ -142,13 +142,7 @@ class StepBuilder:
     """
 
     def __init__(
-        self,
-        *,
-        max_num_tokens: int,
-        block_size: int,
-        num_rope_axes: int,
-        keeps_tokens: bool,
-        has_loras: bool = False,
+        self, *, max_num_tokens: int, block_size: int, num_rope_axes: int, keeps_tokens: bool, has_loras: bool = False
     ) -> None:
         """`keeps_tokens`: whether the model looks up placeholders' ids. Otherwise they become 0, because they may lie
         outside the vocabulary. `has_loras`: whether sequences may have adapters."""

@@ -18,8 +18,4 @@ def _layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
     return PromptLayout(spans=tuple(sorted(spans, key=lambda span: span.start)))
 
 
-GEMMA3 = LanguageFamily(
-    whole="Gemma3ForConditionalGeneration",
-    layout=_layout,
-    has_spans=True,
-)
+GEMMA3 = LanguageFamily(whole="Gemma3ForConditionalGeneration", layout=_layout, has_spans=True)

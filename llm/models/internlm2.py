@@ -24,11 +24,7 @@ from transformers.models.llama.modeling_llama import (
 from raylens.llm.models.family import LanguageFamily
 from raylens.modeling.wemm_config import InternLM2Config
 
-PLORA_RENAMINGS = {
-    r"\.original_linear\.": ".",
-    r"\.Plora_A\.": "_plora_a.",
-    r"\.Plora_B\.": "_plora_b.",
-}
+PLORA_RENAMINGS = {r"\.original_linear\.": ".", r"\.Plora_A\.": "_plora_a.", r"\.Plora_B\.": "_plora_b."}
 """From weight names in checkpoints to module names here. Some checkpoints add an infix to weights with a LoRA."""
 
 

@@ -21,9 +21,4 @@ def _layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
     return PromptLayout(spans=(BidirectionalSpan.of(members),), is_prefix_cacheable=len(prompt.placeholders) == 1)
 
 
-MOLMO2 = LanguageFamily(
-    whole="Molmo2ForConditionalGeneration",
-    layout=_layout,
-    has_spans=True,
-    adds_embeddings=True,
-)
+MOLMO2 = LanguageFamily(whole="Molmo2ForConditionalGeneration", layout=_layout, has_spans=True, adds_embeddings=True)

@@ -29,9 +29,5 @@ class WemmLanguageModel(PreTrainedModel):
 
 
 WEMM = LanguageFamily(
-    whole=WemmLanguageModel,
-    unused=(),
-    renamings=PLORA_RENAMINGS,
-    decoder="language_model.model",
-    takes_item_mask=True,
+    whole=WemmLanguageModel, unused=(), renamings=PLORA_RENAMINGS, decoder="language_model.model", takes_item_mask=True
 )
