@@ -21,9 +21,6 @@ class WemmLanguageModel(PreTrainedModel):
         self.language_model = InternLM2ForCausalLM(config.text_config)
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.language_model.get_input_embeddings()
-
     def get_output_embeddings(self) -> nn.Module:
         return self.language_model.get_output_embeddings()
 
