@@ -84,8 +84,7 @@ class EngineConfig(EngineSettings):
     `reserved_bytes`: the GPU memory left to other work of this process.
     `num_threads`: the most threads of Raylens' kernels on the CPU. None: one for each core, but 16 at most.
     `largest_item_tokens`: the positions of the model's largest picture in a prompt. The engine does not start if its
-    context has no room for it. A span is at most `largest_item_tokens` + `max_num_batched_tokens` long.
-    """
+    context has no room for it. A span is at most `largest_item_tokens` + `max_num_batched_tokens` long."""
 
     model: str
     _: KW_ONLY
