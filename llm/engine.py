@@ -76,8 +76,8 @@ class LLMEngine:
         self.max_model_len = self._runner.max_model_len
         if config.largest_item_tokens >= self.max_model_len:
             raise ValueError(
-                f"the model's largest picture takes {config.largest_item_tokens} tokens, and a context of"
-                f" {self.max_model_len} has no room for it and an answer: max_model_len is"
+                f"the model's largest picture takes {config.largest_item_tokens} tokens, which the context of"
+                f" {self.max_model_len} tokens does not hold beside an answer: max_model_len is"
                 f" {self._runner.context_length}, the KV cache holds {self._runner.num_blocks * config.block_size}"
                 f" tokens ({self._runner.num_blocks} blocks). Raise the smaller of the two, or have the checkpoint's"
                 " processor make pictures smaller"
