@@ -1,16 +1,63 @@
-"""Keeps the unfinished answers of all requests: appends sampled tokens and ends answers."""
+"""The unfinished answers of all requests: appends sampled tokens and ends answers."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, field
+
+import torch
 
 from raylens.llm.block_manager import BlockManager
+from raylens.llm.detokenizer import Detokenizer
 from raylens.llm.lora.request import LoraError
 from raylens.llm.outputs import RequestOutput
-from raylens.llm.request import AnswerState, Request
+from raylens.llm.request_checks import check_embeddings
+from raylens.llm.sampling.logprobs import TokenLogprobs
 from raylens.llm.sampling.sampler import SampledToken
+from raylens.llm.sampling.sampler_state import SamplerState
 from raylens.llm.scheduler import Scheduler
-from raylens.llm.sequence import FinishReason, Sequence
-from raylens.preprocess.schema import InvalidRequestError
+from raylens.llm.sequence import FinishReason, PromptItem, Sequence
+from raylens.preprocess.schema import InvalidRequestError, ProcessedPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerState:
+    """The state of one unfinished answer.
+
+    `text`: None if no stop string can end it. `prompt_logprobs`: of the prompt's tokens so far, if they are asked
+    for."""
+
+    sampler_state: SamplerState
+    text: Detokenizer | None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    def is_complete_with(self, token_id: int) -> bool:
+        """Takes the answer's next token. Returns whether a stop string or the structured output is now complete."""
+        if self.text is not None:
+            self.text.append([token_id])
+            if self.text.stopped:
+                return True
+        return self.sampler_state.is_complete
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request with its unfinished `answers`. All answers share the prompt's `items`."""
+
+    prompt: ProcessedPrompt
+    items: list[PromptItem]
+    answers: dict[Sequence, AnswerState] = field(default_factory=dict)
+
+
+def make_items(prompt: ProcessedPrompt, embeddings: Seq[torch.Tensor | None], embedding_size: int) -> list[PromptItem]:
+    """Returns the prompt's items; embeddings of None arrive later. Raises InvalidRequestError if some do not fit."""
+    if len(embeddings) != len(prompt.placeholders):
+        raise InvalidRequestError(
+            f"{len(prompt.placeholders)} placeholders but {len(embeddings)} items", field="messages"
+        )
+    for index, (placeholder, item) in enumerate(zip(prompt.placeholders, embeddings, strict=True)):
+        if item is not None:
+            check_embeddings(index, placeholder, item, embedding_size)
+    positions = [placeholder.embed_positions() for placeholder in prompt.placeholders]
+    return [PromptItem(*item) for item in zip(prompt.mm_hashes, positions, embeddings, strict=True)]
 
 
 class Answers:
@@ -28,15 +75,12 @@ class Answers:
         """Appends a sampled token, ends a complete sequence, and returns the output for the token."""
         sequence.append_token(token.token_id)
         is_stop_token = token.token_id in answer.sampler_state.stop_token_ids
-        reason = None
         if is_stop_token or answer.is_complete_with(token.token_id):
-            reason = FinishReason.STOP
+            self._end(sequence, FinishReason.STOP)
         elif len(sequence.token_ids) >= sequence.max_num_tokens:
-            reason = FinishReason.LENGTH
-        if reason is None:
-            self._block_manager.note_known(sequence)
+            self._end(sequence, FinishReason.LENGTH)
         else:
-            self._end(sequence, reason)
+            self._block_manager.note_known(sequence)
         output = RequestOutput.of(sequence, token, has_stop_token=is_stop_token)
         if output.num_output_tokens == 1:
             output.prompt_logprobs = answer.prompt_logprobs
@@ -46,19 +90,13 @@ class Answers:
         """Ends a sequence whose request asks for its prompt only, and returns its output."""
         prompt_logprobs = self.of(sequence).prompt_logprobs
         self._end(sequence, FinishReason.LENGTH)
-        return replace(RequestOutput.of(sequence, None), prompt_logprobs=prompt_logprobs)
+        return RequestOutput.of(sequence, prompt_logprobs=prompt_logprobs)
 
     def fail(self, request_id: str, error: InvalidRequestError | LoraError | None = None) -> list[RequestOutput]:
         """Ends all answers of a request with `ERROR` and returns their outputs, or none for a request that has ended.
-
         `error`: the cause, if it lies in the request or its adapter. The client reads it."""
-        request = self.requests.pop(request_id, None)
-        if request is None:
-            return []
-        for sequence in request.answers:
-            self._block_manager.disown(sequence)
-        outputs = self._finish(request.answers, FinishReason.ERROR)
-        return [replace(output, error=error) for output in outputs]
+        ended = self._end_all(request_id, FinishReason.ERROR, disowns_blocks=True)
+        return [RequestOutput.of(sequence, error=error) for sequence in ended]
 
     def fail_all(self, sequences: Seq[Sequence]) -> list[RequestOutput]:
         """Ends the requests of all these sequences with `ERROR` and returns their outputs."""
@@ -67,11 +105,17 @@ class Answers:
 
     def abort(self, request_id: str) -> bool:
         """Ends all answers of a request. Returns False for a request that has ended or is unknown."""
+        return bool(self._end_all(request_id, FinishReason.ABORT))
+
+    def _end_all(self, request_id: str, reason: FinishReason, *, disowns_blocks: bool = False) -> Seq[Sequence]:
+        """Ends a request and returns the sequences that this ends. `disowns_blocks`: see `BlockManager.disown`."""
         request = self.requests.pop(request_id, None)
-        if request is None:
-            return False
-        self._finish(request.answers, FinishReason.ABORT)
-        return True
+        sequences = [] if request is None else list(request.answers)
+        for sequence in sequences:
+            if disowns_blocks:
+                self._block_manager.disown(sequence)
+            self._scheduler.finish(sequence, reason)
+        return sequences
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         self._scheduler.finish(sequence, reason)
@@ -79,8 +123,3 @@ class Answers:
         del answers[sequence]
         if not answers:
             del self.requests[sequence.request_id]
-
-    def _finish(self, answers: dict[Sequence, AnswerState], reason: FinishReason) -> list[RequestOutput]:
-        for sequence in answers:
-            self._scheduler.finish(sequence, reason)
-        return [RequestOutput.of(sequence, None) for sequence in answers]

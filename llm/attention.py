@@ -1,8 +1,7 @@
-"""Attention over a paged KV cache, registered with transformers under the name `raylens_paged`.
+"""Attention over a paged KV cache, registered with transformers. `llm/cpu/` and `llm/cuda/` compute it.
 
 All sequences of a step are flattened into one axis of `num_tokens` positions: first the decoding sequences with one
-token each, then the prefill chunks. `llm/cpu/` and `llm/cuda/` compute the attention itself.
-"""
+token each, then the prefill chunks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,24 +17,19 @@ ATTENTION_NAME = "raylens_paged"
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """The sizes of a decoder layer's cache entry for one position.
-
-    `window`: the size of the sliding window, which includes the position itself. None: all earlier positions."""
+    """The sizes of a decoder layer's cache entry for one position. `window`: the size of the sliding window, which
+    includes the position itself; None: all earlier positions."""
 
     num_kv_heads: int
     key_dim: int
     value_dim: int
     window: int | None
 
-    @property
-    def num_values(self) -> int:
-        """Returns the count of numbers in one cache entry, keys and values together."""
-        return self.num_kv_heads * (self.key_dim + self.value_dim)
-
 
 def block_bytes(layers: Sequence[LayerShape], *, block_size: int, dtype: torch.dtype) -> int:
     """Returns the bytes of one block of the KV cache in all layers, keys and values together."""
-    return block_size * sum(layer.num_values for layer in layers) * dtype.itemsize
+    num_values = sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in layers)
+    return block_size * num_values * dtype.itemsize
 
 
 @dataclass(slots=True)  # not frozen: each layer makes one in each step
@@ -43,8 +37,7 @@ class AttentionCall:
     """One layer's attention over the step's tokens. `queries` are (num_tokens, heads, key_dim), `keys` (num_tokens,
     kv_heads, key_dim) and `values` (num_tokens, kv_heads, value_dim).
 
-    Scores are multiplied by `scaling`. A `softcap` then bounds them: softcap * tanh(score / softcap).
-    """
+    Scores are multiplied by `scaling`. A `softcap` then bounds them: softcap * tanh(score / softcap)."""
 
     layer: int
     queries: torch.Tensor
@@ -88,24 +81,20 @@ def paged_attention(
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Implements transformers' attention function. Takes `query` (1, heads, num_tokens, head_dim), and `key` and
-    `value` with kv_heads; returns (1, num_tokens, heads, head_dim of `value`).
-
-    `scaling` None stands for 1 / sqrt(head_dim). Raises TypeError for an unknown argument, because a model may change
-    its attention by one, such as attention sinks.
-    """
+    `value` with kv_heads; returns (1, num_tokens, heads, head_dim of `value`). `scaling` None: 1 / sqrt(head_dim).
+    Raises TypeError for an unknown argument, because a model may change its attention by one, such as attention
+    sinks."""
     if unknown := {name for name in others.keys() - _WITHOUT_EFFECT if others[name] is not None}:
         raise TypeError(f"attention with {sorted(unknown)} is not supported")
     layer: int = module.layer_idx  # type: ignore[assignment]
     queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    if scaling is None:
-        scaling = query.shape[-1] ** -0.5
-    call = AttentionCall(layer, queries, keys, values, scaling, softcap, sliding_window)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    call = AttentionCall(layer, queries, keys, values, scale, softcap, sliding_window)
     return attention_metadata.attend(call).unsqueeze(0), None
 
 
 def register_paged_attention() -> None:
-    """Registers `ATTENTION_NAME` with transformers. Call this before loading a model with it.
-
-    No mask function is registered: the attention backend builds its masks from the step. With a mask function,
-    transformers would search the positions for packed sequences, which synchronizes with the device in each step."""
+    """Registers `ATTENTION_NAME` with transformers, before a model is loaded with it. No mask function is registered,
+    because attention backends build their own masks, and transformers would search the positions for packed sequences,
+    which synchronizes with the device in each step."""
     AttentionInterface.register(ATTENTION_NAME, paged_attention)

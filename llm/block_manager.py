@@ -1,22 +1,26 @@
-"""Assigns blocks of the KV cache to sequences and finds blocks that hold a reusable prefix."""
+"""Assigns blocks of the KV cache to sequences and finds blocks that hold a reusable prefix by hashes of their content:
+equal hashes mean equal keys and values."""
 
+import json
+import os
 from collections import Counter, OrderedDict
 from collections.abc import Sequence as Seq
+from hashlib import blake2b
 
 import numpy as np
 
-from raylens.llm.prefix_cache import extend_block_hashes
+from raylens.llm.lora.request import LoraRequest
 from raylens.llm.sequence import Sequence
+
+_DIGEST_BYTES = 16
 
 
 class BlockManager:
     """Allocates and frees blocks of `block_size` positions.
 
     A full block is findable by the hash of its content until it is overwritten. A free findable block is called cached;
-    all other free blocks are blank. Allocation takes blank blocks first, then the least recently freed cached blocks.
-
-    A sequence gets consecutive blocks where possible, so that its keys and values are contiguous in memory.
-    """
+    all other free blocks are blank. Allocation takes blank blocks first, then the least recently freed cached blocks. A
+    sequence gets consecutive blocks where possible, so that its keys and values are contiguous in memory."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
@@ -38,8 +42,7 @@ class BlockManager:
         return 1 - self.num_free_blocks / self.num_blocks
 
     def allocate(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Extends the sequence's block table to its first `num_tokens` positions. With too few free blocks, returns
-        False and changes nothing."""
+        """Extends the block table to the first `num_tokens` positions, or returns False if too few blocks are free."""
         num_missing = -(-num_tokens // self.block_size) - len(sequence.block_table)
         if num_missing <= 0:
             return True
@@ -62,15 +65,13 @@ class BlockManager:
         num_revived = sum(1 for block_id in cached if self._ref_counts[block_id] == 0)
         num_free = self.num_free_blocks - num_revived
         if without:
-            given_up = Counter(block_id for one in without for block_id in one.block_table)
-            num_free += sum(
-                self._ref_counts[block_id] == count for block_id, count in given_up.items() if block_id not in cached
-            )
+            given_up = Counter(block_id for one in without for block_id in one.block_table if block_id not in cached)
+            num_free += sum(self._ref_counts[block_id] == count for block_id, count in given_up.items())
         return -(-sequence.num_tokens // self.block_size) - len(cached) <= num_free
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
-        """Returns the length in tokens of a waiting sequence's cached prefix. Later calls check only the end of the
-        prefix found before, because prefixes grow and shrink there."""
+        """Returns the tokens of a waiting sequence's cached prefix. Later calls check only the end of the prefix found
+        before, because prefixes grow and shrink there."""
         if not sequence.reuses_prefix:
             return 0
         extend_block_hashes(sequence, self.block_size)
@@ -100,8 +101,7 @@ class BlockManager:
             self.commit(sequence)
 
     def note_known(self, sequence: Sequence) -> None:
-        """Notes that the host knows another token of the sequence, and makes its block findable if the block is now
-        full of known and computed tokens."""
+        """Notes that the host knows another token, and makes a block that is now full findable."""
         if sequence.num_nameable_tokens % self.block_size == 0:
             self.commit(sequence)
 
@@ -147,8 +147,7 @@ class BlockManager:
             raise RuntimeError("the prefix cache names blocks that hold something else")
 
     def _blank_blocks(self, sequence: Sequence, num_wanted: int) -> list[int]:
-        """Returns up to `num_wanted` consecutive blank blocks: after the sequence's last block, or else in the longest
-        run."""
+        """Returns consecutive blank blocks: after the sequence's last block, or else in the longest run."""
         start = sequence.block_table[-1] + 1 if sequence.block_table else self.num_blocks
         if start >= self.num_blocks or not self._is_blank[start]:
             start = self._roomiest_start(num_wanted)
@@ -156,10 +155,8 @@ class BlockManager:
         return list(range(start, start + int(np.argmin(row) if not row.all() else len(row))))
 
     def _roomiest_start(self, num_wanted: int) -> int:
-        """Returns the first block to take from the longest run of blank blocks.
-
-        The wanted blocks lie in the middle of the run, so that both the sequence before the run and the new one can
-        grow. In a run at the start of the cache they come first."""
+        """Returns the first block to take from the longest run of blank blocks: in its middle, so that both the
+        sequence before the run and the new one can grow, but first in a run at the start of the cache."""
         bounds = np.flatnonzero(np.diff(self._is_blank, prepend=False, append=False))
         starts, lengths = bounds[::2], bounds[1::2] - bounds[::2]
         longest = int(lengths.argmax())
@@ -167,8 +164,8 @@ class BlockManager:
         return start + room // 2 if start > 0 and room > 0 else start
 
     def _evict(self, num_wanted: int) -> list[int]:
-        """Evicts the least recently freed cached blocks and returns them, in ascending order so that neighbours stay
-        contiguous."""
+        """Evicts the least recently freed cached blocks. Returns them in ascending order, so that neighbours stay
+        so."""
         block_ids = sorted(self._cached_block_ids.popitem(last=False)[0] for _ in range(num_wanted))
         for block_id in block_ids:
             self._make_blank(block_id)
@@ -180,8 +177,7 @@ class BlockManager:
         self._num_blank += 1
 
     def _cached_prefix(self, sequence: Sequence) -> list[int]:
-        """Returns the blocks of the sequence's cached prefix. The prefix ends before the last token, whose logits are
-        needed."""
+        """Returns the blocks of the cached prefix. It ends before the last token, whose logits are needed."""
         if not sequence.reuses_prefix:
             return []
         extend_block_hashes(sequence, self.block_size)
@@ -198,8 +194,38 @@ class BlockManager:
         return block_hash is not None and self._block_of.get(block_hash) == block_id
 
     def _forget(self, block_id: int) -> None:
-        if self._is_findable(block_id):
-            block_hash = self._hash_of[block_id]
-            assert block_hash is not None
+        block_hash, self._hash_of[block_id] = self._hash_of[block_id], None
+        if block_hash is not None and self._block_of.get(block_hash) == block_id:
             del self._block_of[block_hash]
-        self._hash_of[block_id] = None
+
+
+def shared_root(cache_salt: str, lora: LoraRequest | None = None) -> bytes:
+    """Returns the root of block hashes for a salt and an adapter. Requests share blocks if both are equal."""
+    root = blake2b(cache_salt.encode(), digest_size=_DIGEST_BYTES)
+    if lora is None:
+        return root.digest()
+    identity = json.dumps([lora.name, lora.folder, lora.version]).encode()
+    # The personalisation separates these from the roots of all salts without an adapter.
+    return blake2b(root.digest() + identity, digest_size=_DIGEST_BYTES, person=b"lora").digest()
+
+
+def private_root() -> bytes:
+    """Returns a random root of block hashes, for a request that shares blocks only among its own answers."""
+    return os.urandom(_DIGEST_BYTES)
+
+
+def extend_block_hashes(sequence: Sequence, block_size: int) -> None:
+    """Extends `sequence.block_hashes` to all blocks that the sequence's known tokens fill.
+
+    A block's hash covers the hash of the previous block (`sequence.prefix_root` for the first), its token ids, and
+    start and content hash of each of its items. Blocks of equal ids thus have different hashes if their pictures or
+    tenants differ. The hash is cryptographic, because a client could search for collisions."""
+    for index in range(len(sequence.block_hashes), len(sequence.token_ids) // block_size):
+        parent = sequence.block_hashes[-1] if sequence.block_hashes else sequence.prefix_root
+        start, end = index * block_size, (index + 1) * block_size
+        content = np.array(sequence.token_ids[start:end], dtype=np.int64).tobytes()
+        hasher = blake2b(parent + content, digest_size=_DIGEST_BYTES)
+        for item in sequence.items:
+            if item.positions and item.positions[0] < end and item.positions[-1] >= start:
+                hasher.update(f"{item.positions[0] - start}:{item.mm_hash};".encode())
+        sequence.block_hashes.append(hasher.digest())

@@ -13,9 +13,7 @@ _MAX_CACHED_SPELLINGS = 2**14
 
 
 class ByteTokenizer:
-    """The tokens of one model as bytes. Thread-safe.
-
-    llguidance's tokenizer is built on first use, which takes up to a second."""
+    """The tokens of one model as bytes. Thread-safe. The first use of llguidance's tokenizer takes up to a second."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         """`tokenizer`: of Hugging Face. `vocab_size`: the width of the model's logits."""
@@ -23,7 +21,8 @@ class ByteTokenizer:
         # The logits may be padded beyond the tokenizer's tokens, and the tokenizer may have more tokens than logits.
         self.vocab_size = max(vocab_size, len(tokenizer))
         self._eos_token_ids = sorted(token_id for token_id in eos_token_ids if token_id < len(tokenizer))
-        self._spellings = functools.lru_cache(maxsize=_MAX_CACHED_SPELLINGS)(self._spell)
+        self.spellings = functools.lru_cache(maxsize=_MAX_CACHED_SPELLINGS)(self._spell)
+        """Returns the distinct tokenizations of a text: at the start of a text, after a space, and inside a text."""
         self._matching: LLTokenizer | None = None
         self._lock = threading.Lock()
 
@@ -36,9 +35,8 @@ class ByteTokenizer:
         return type(self._tokenizer).__name__
 
     def arguments(self) -> dict[str, Any]:
-        """Returns the arguments of LLTokenizer, which can be sent to another process.
-
-        Raises ValueError for a tokenizer that is not of the `tokenizers` library."""
+        """Returns the arguments of LLTokenizer, which can be sent to another process. Raises ValueError for a tokenizer
+        that is not of the `tokenizers` library."""
         if not isinstance(self._tokenizer, PreTrainedTokenizerFast):
             raise ValueError(f"{self.name} is not of the tokenizers library")
         backend = copy.copy(self._tokenizer.backend_tokenizer)
@@ -48,18 +46,11 @@ class ByteTokenizer:
         return {"tokenizer": backend.to_str(), "n_vocab": self.vocab_size, "eos_token": eos_token}
 
     def matching(self) -> LLTokenizer:
-        """Returns llguidance's tokenizer.
-
-        Raises ValueError for a tokenizer that is not of the `tokenizers` library."""
+        """Returns llguidance's tokenizer. Raises ValueError as `arguments` does."""
         with self._lock:
             if self._matching is None:
                 self._matching = LLTokenizer(**self.arguments())
             return self._matching
-
-    def spellings(self, text: str) -> Sequence[tuple[int, ...]]:
-        """Returns the distinct tokenizations of `text`: at the start of a text, after a space, and inside a text. The
-        most recent results are cached."""
-        return self._spellings(text)
 
     def _spell(self, text: str) -> Sequence[tuple[int, ...]]:
         anchor = self._ids("\n")
@@ -79,9 +70,8 @@ class ByteTokenizer:
             found: bytes = self.matching().decode_bytes([token_id])
         except ValueError:
             found = b""
-        return found or self._text_behind_itself(token_id).encode() or b"<[%d]>" % token_id
-
-    def _text_behind_itself(self, token_id: int) -> str:
-        # Some tokenizers drop the space at the start of a text.
+        if found:
+            return found
+        # Decoded after itself, because some tokenizers drop the space at the start of a text.
         text: str = self._tokenizer.decode([token_id, token_id])
-        return text.removeprefix(self._tokenizer.decode([token_id]))
+        return text.removeprefix(self._tokenizer.decode([token_id])).encode() or b"<[%d]>" % token_id

@@ -11,122 +11,65 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 
 _NUM_SEQS = {"cpu": 64, "cuda": 256}
 _NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
-"""By the type of the device: how many sequences run at once, and how many tokens a step has, where the settings say
-nothing. A GPU reads its weights once for all tokens of a step, so small steps would leave it idle."""
+"""Defaults by the type of the device. A GPU reads its weights once for all tokens of a step, so small steps would leave
+it idle."""
 _OF_DEVICE: Any = None
 """The default of a number that `EngineConfig` fills in."""
 
+# The reasons for refusing `quantization: int8` on a GPU and `async_scheduling: true` with several ranks.
 NO_INT8_ON_GPU = (
-    "int8 weights are for the CPU: PyTorch's kernel for them leaves a GPU's tensor cores idle. Take dtype bfloat16"
-    " there, and kv_cache_dtype float8_e4m3fn for a cache of more positions where the GPU has such numbers"
+    "int8 weights are for the CPU: PyTorch's kernel for them leaves a GPU's tensor cores idle. Take dtype bfloat16, and"
+    " kv_cache_dtype float8_e4m3fn for a cache of more positions if the GPU supports it"
 )
-"""Why `quantization: int8` is refused there."""
-
 NO_ASYNC_WITH_RANKS = (
-    "a model divided among ranks waits for each token, which rank 0 tells the others with the next step; take null or"
-    " false"
+    "rank 0 sends each token to the other ranks with the next step, so it must wait; take null or false"
 )
-"""Why `async_scheduling: true` is refused there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid", use_attribute_docstrings=True))
 class EngineSettings:
     """The settings of an engine that do not depend on its model. Raises ValueError that names the field."""
 
-    block_size: Annotated[int, Field(ge=1, description="tokens per block of the KV cache")] = 16
-    kv_cache_bytes: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="bytes of the KV cache per rank, all layers together; null: what memory_fraction of a GPU"
-            " leaves, 512 MiB on the CPU",
-        ),
-    ] = None
-    memory_fraction: Annotated[
-        float,
-        Field(
-            gt=0,
-            le=1,
-            description="share of a GPU's memory for weights, the largest step and the KV cache together; of a replica"
-            " with a fraction of a GPU, the share of this fraction",
-        ),
-    ] = 0.9
-    kv_cache_dtype: Annotated[
-        Literal["auto", "bfloat16", "float16", "float8_e4m3fn"],
-        Field(description="numbers in the KV cache; auto: as `dtype`; smaller ones hold more positions, less exactly"),
-    ] = "auto"
-    quantization: Annotated[
-        Literal["int8"] | None,
-        Field(description="int8, on the CPU: the weights of the decoder's layers in 8 bits, a scale for each output"),
-    ] = None
-    prefix_caching: Annotated[
-        bool,
-        Field(
-            description="take up what earlier requests of the same tenant left in the KV cache of the same beginning"
-        ),
-    ] = True
-    prompt_lookup: Annotated[
-        bool | None,
-        Field(
-            description="guess an answer's next tokens from what followed the same tokens before, and compute several"
-            " in one step where few sequences decode; answers stay the same; null: on the CPU with Raylens' kernels"
-        ),
-    ] = None
-    async_scheduling: Annotated[
-        bool | None,
-        Field(
-            description="launch each step before the last one's tokens are read, so that a GPU need not wait for the"
-            " host between two steps; answers stay the same; not beside guessed tokens; null: on a GPU where one"
-            " process computes the model"
-        ),
-    ] = None
-    max_num_seqs: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="sequences running at once; null: 256 on a GPU, 64 on the CPU, and no more than"
-            " max_num_batched_tokens",
-        ),
-    ] = None
-    max_num_batched_tokens: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="tokens of one step at most; null: 8192 on a GPU, 512 on the CPU, and no fewer than"
-            " max_num_seqs",
-        ),
-    ] = None
-    max_decode_slowdown: Annotated[
-        float | None,
-        Field(
-            gt=1,
-            description="how many times as long as a step that only decodes a step may take that also computes prompts;"
-            " the engine measures both and takes up as many tokens of prompts; null: as many as"
-            " max_num_batched_tokens allows",
-        ),
-    ] = 9.0
-    max_loras: Annotated[
-        int,
-        Field(
-            ge=0,
-            le=256,
-            description="LoRA adapters of the language model in memory at once; requests for others wait until one is"
-            " no longer used; 0: no adapters are served",
-        ),
-    ] = 0
-    max_lora_rank: Annotated[
-        int,
-        Field(ge=1, le=512, description="the highest rank of an adapter; each of max_loras takes memory for this rank"),
-    ] = 16
+    block_size: Annotated[int, Field(ge=1)] = 16
+    """tokens per block of the KV cache"""
+    kv_cache_bytes: Annotated[int | None, Field(ge=1)] = None
+    """bytes of the KV cache per rank, all layers together; null: 512 MiB on the CPU, on a GPU the part of
+    memory_fraction that weights and the largest step leave"""
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """share of a GPU's memory for weights, the largest step and the KV cache together; for a replica with a fraction of
+    a GPU, the share of this fraction"""
+    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float8_e4m3fn"] = "auto"
+    """numbers in the KV cache; auto: as `dtype`; smaller ones hold more positions, less exactly"""
+    quantization: Literal["int8"] | None = None
+    """int8, on the CPU: the weights of the decoder's layers in 8 bits, with a scale for each output"""
+    prefix_caching: bool = True
+    """reuse KV cache blocks of earlier requests of the same tenant that begin with the same tokens and items"""
+    prompt_lookup: bool | None = None
+    """guess an answer's next tokens from the tokens that followed the same ones before, and check several guesses in
+    one step while few sequences decode; answers stay the same; null: on the CPU with Raylens' kernels"""
+    async_scheduling: bool | None = None
+    """launch each step before the host has read the previous step's tokens, so that a GPU does not wait for the host;
+    answers stay the same; not with guessed tokens; null: on a GPU if one process computes the model"""
+    max_num_seqs: Annotated[int | None, Field(ge=1)] = None
+    """sequences running at once; null: 256 on a GPU, 64 on the CPU, and no more than max_num_batched_tokens"""
+    max_num_batched_tokens: Annotated[int | None, Field(ge=1)] = None
+    """most tokens of one step; null: 8192 on a GPU, 512 on the CPU, and no fewer than max_num_seqs"""
+    max_decode_slowdown: Annotated[float | None, Field(gt=1)] = 9.0
+    """longest duration of a step with prompts, as a multiple of a decode-only step's; the engine measures both and
+    limits the prompt tokens of a step; null: only max_num_batched_tokens limits them"""
+    max_loras: Annotated[int, Field(ge=0, le=256)] = 0
+    """LoRA adapters of the language model in memory at once; requests for others wait until one is no longer used; 0:
+    no adapters are served"""
+    max_lora_rank: Annotated[int, Field(ge=1, le=512)] = 16
+    """highest rank of an adapter; each of max_loras takes memory for this rank"""
 
     @model_validator(mode="after")
     def _budget_covers_every_sequence(self) -> Self:
-        if self.max_num_seqs is None or self.max_num_batched_tokens is None:
-            return self
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        num_seqs, num_tokens = self.max_num_seqs, self.max_num_batched_tokens
+        if num_seqs is not None and num_tokens is not None and num_tokens < num_seqs:
             raise ValueError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs"
-                f" ({self.max_num_seqs}), for each decodes one token a step"
+                f"max_num_batched_tokens ({num_tokens}) must be at least max_num_seqs ({num_seqs}): each sequence"
+                " decodes one token a step"
             )
         return self
 
@@ -135,15 +78,13 @@ class EngineSettings:
 class EngineConfig(EngineSettings):
     """The settings of one model's engine. `model` is a folder or a hub id.
 
-    `max_num_seqs` and `max_num_batched_tokens` are numbers here: those of the device where the settings have none.
+    `max_num_seqs` and `max_num_batched_tokens` default to the device's numbers, never to None.
     `allow_longer_context`: whether `max_model_len` may exceed the number of positions that the model is made for.
     `gpu_share`: the part of a GPU's memory that `memory_fraction` is a fraction of. Other processes have the rest.
-    `reserved_bytes`: how much of a GPU's memory the engine leaves to other work of its process.
+    `reserved_bytes`: the GPU memory left to other work of this process.
     `num_threads`: the most threads of Raylens' kernels on the CPU. None: one for each core, but 16 at most.
-    `largest_item_tokens`: the positions that the model's largest picture takes in a prompt. The engine does not start
-    where its context has no room for that picture. Tokens that attend to each other go in one step. They may be as many
-    as `largest_item_tokens` and `max_num_batched_tokens` together.
-    """
+    `largest_item_tokens`: the positions of the model's largest picture in a prompt. The engine does not start if its
+    context has no room for it. A span is at most `largest_item_tokens` + `max_num_batched_tokens` long."""
 
     model: str
     _: KW_ONLY
@@ -162,7 +103,7 @@ class EngineConfig(EngineSettings):
     @model_validator(mode="before")
     @classmethod
     def _numbers_of_the_device(cls, given: ArgsKwargs) -> ArgsKwargs:
-        """Fills in the numbers that are not set. One that is set bounds the other, so that they always fit."""
+        """Fills in the numbers that are not set. A number that is set bounds the other one."""
         settings = dict(given.kwargs or {})
         kind = "cpu" if settings.get("device", "cpu") == "cpu" else "cuda"
         num_seqs, num_tokens = settings.get("max_num_seqs"), settings.get("max_num_batched_tokens")

@@ -1,7 +1,7 @@
 """Turns a stream of token ids into text. Incomplete characters and beginnings of stop strings are held back."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 MAX_DECODED_TOKENS = 16
 """The most earlier tokens that are decoded together with a new one, and the most tokens held back for an incomplete
@@ -13,22 +13,9 @@ _BROKEN = "\N{REPLACEMENT CHARACTER}"
 Decode = Callable[[list[int]], str]
 
 
-class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer's interface that this module uses."""
-
-    is_fast: bool
-    clean_up_tokenization_spaces: bool
-
-    @property
-    def backend_tokenizer(self) -> Any: ...
-
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
-
-
-def decoder_of(tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> Decode:
-    """Returns a function that turns token ids into text.
-
-    It calls a fast tokenizer directly, because transformers' wrapper takes longer than decoding a few tokens."""
+def decoder_of(tokenizer: Any, *, skip_special_tokens: bool = True) -> Decode:
+    """Returns a function that turns token ids into text by a Hugging Face tokenizer: by a fast one directly, because
+    transformers' wrapper takes longer than decoding a few tokens."""
     if tokenizer.is_fast and not tokenizer.clean_up_tokenization_spaces:
         decode = tokenizer.backend_tokenizer.decode
         return lambda token_ids: str(decode(token_ids, skip_special_tokens))
@@ -60,9 +47,9 @@ class Detokenizer:
         text = decode(self._token_ids) if self._token_ids else ""
         # `_text`: the text of the tokens from `_anchor` to `_boundary`, whole characters that were returned already.
         self._anchor, self._text = 0, text.rstrip(_BROKEN)
-        self._boundary = (
-            len(self._token_ids) if self._text == text else _num_within(decode, self._token_ids, self._text)
-        )
+        self._boundary = len(self._token_ids)
+        while self._text != text and not self._text.startswith(decode(self._token_ids[: self._boundary])):
+            self._boundary -= 1
         self._broken_before = text[len(self._text) :]
         """Broken characters at the end of `before`. If the next token does not complete them, they are not output."""
         self._held_back = ""
@@ -85,11 +72,9 @@ class Detokenizer:
         return _tells(self._decode, token_id)
 
     def append(self, token_ids: list[int]) -> str:
-        """Returns the text that `token_ids` complete, and sets `stopped` at a complete stop string.
-
-        The text ends before the stop string, or after it with `includes_stop`. Tokens are always decoded one by one,
-        because some decoders decode a broken character differently when more tokens follow it.
-        """
+        """Returns the text that `token_ids` complete, and sets `stopped` at a complete stop string. The text then ends
+        before it, or after it with `includes_stop`. Tokens are always decoded one by one, because some decoders decode
+        a broken character differently when more tokens follow it."""
         text = ""
         for token_id in token_ids:
             if self.stopped:
@@ -145,19 +130,11 @@ class Detokenizer:
         return text[: len(text) - keep]
 
     def _first_stop(self, text: str) -> tuple[int, int] | None:
-        """Returns start and end in `text` of the stop string that completes first, or None.
-
-        Only stop strings that end in the new part of `text` count, so that the result does not depend on how the tokens
-        are batched."""
-        found = []
-        for stop in self._stop:
-            start = text.find(stop, max(0, len(self._held_back) + 1 - len(stop)))
-            if start >= 0:
-                found.append((start + len(stop), start))
-        if not found:
-            return None
-        end, start = min(found)
-        return start, end
+        """Returns start and end in `text` of the stop string that completes first, or None. Only stop strings that end
+        in the new part of `text` count, so that the result does not depend on how the tokens are batched."""
+        starts = [(text.find(stop, max(0, len(self._held_back) + 1 - len(stop))), len(stop)) for stop in self._stop]
+        found = [(start, start + length) for start, length in starts if start >= 0]
+        return min(found, key=lambda place: (place[1], place[0]), default=None)
 
 
 def _tells(decode: Decode, token_id: int) -> bool:
@@ -181,11 +158,6 @@ def _last_with_text(decode: Decode, token_ids: Sequence[int]) -> list[int]:
         if (text and not text.startswith(_BROKEN)) or len(found) == MAX_DECODED_TOKENS:
             break
     return found
-
-
-def _num_within(decode: Decode, token_ids: list[int], text: str) -> int:
-    """Returns the number of leading tokens whose text is within `text`."""
-    return next(number for number in range(len(token_ids), -1, -1) if text.startswith(decode(token_ids[:number])))
 
 
 def overlap(text: str, stop: str) -> int:

@@ -1,8 +1,7 @@
 """The LLM engine: call `add_request`, then `step` until `has_unfinished` is false. Synchronous, one thread.
 
-A step schedules chunks, runs the model over them, samples tokens, and makes an output for each sequence with a token.
-With asynchronous scheduling it launches all that, and makes the outputs of the previously launched step.
-"""
+A step schedules chunks, runs the model over them, samples tokens, and returns an output for each sequence with a token.
+With asynchronous scheduling it launches all that and returns the outputs of the previous step."""
 
 import logging
 from collections.abc import Callable
@@ -11,26 +10,24 @@ from collections.abc import Sequence as Seq
 import torch
 from transformers import AutoTokenizer
 
-from raylens.llm.answers import Answers
-from raylens.llm.block_manager import BlockManager
+from raylens.llm.adapter_slots import LoraAdapters
+from raylens.llm.answers import Answers, AnswerState, Request, make_items
+from raylens.llm.block_manager import BlockManager, private_root, shared_root
 from raylens.llm.byte_tokenizer import ByteTokenizer
 from raylens.llm.config import NO_ASYNC_WITH_RANKS, EngineConfig
 from raylens.llm.detokenizer import Detokenizer, decoder_of
 from raylens.llm.generation_defaults import load_generation_defaults
-from raylens.llm.lora.adapters import LoraAdapters
 from raylens.llm.lora.request import LoraRequest
 from raylens.llm.model_runner import ModelRunner
 from raylens.llm.outputs import EngineStats, RequestOutput
-from raylens.llm.prefix_cache import private_root, shared_root
 from raylens.llm.prompt_lookup import PromptLookup
 from raylens.llm.ranks.parallel import ProcessGroup, RankDiedError
-from raylens.llm.request import AnswerState, Request, make_items
 from raylens.llm.request_checks import check_embeddings, check_room, check_spans
 from raylens.llm.sampling.excluded_tokens import ExcludedTokens
 from raylens.llm.sampling.grammar import GrammarCompiler
 from raylens.llm.sampling.params import SamplingParams
 from raylens.llm.sampling.sampler_state import SamplerState
-from raylens.llm.scheduler import ScheduledChunk, Scheduler
+from raylens.llm.scheduler import Scheduler
 from raylens.llm.sequence import Sequence
 from raylens.llm.step_budget import StepBudget
 from raylens.llm.step_clock import StepClock
@@ -40,8 +37,7 @@ from raylens.preprocess.schema import ProcessedPrompt
 logger = logging.getLogger(__name__)
 
 _FATAL = (torch.AcceleratorError, RankDiedError)
-"""The device or another rank has failed, and every later step would fail, too."""
-
+"""The device or another rank has failed. Every later step would fail, too."""
 _MAX_DRAFT_ROWS = 8
 """On the CPU, a step of up to so many rows takes about as long as a step of one: reading the weights dominates."""
 
@@ -61,7 +57,7 @@ class LLMEngine:
             config.max_num_seqs,
             config.max_num_batched_tokens,
             max_draft_rows=_MAX_DRAFT_ROWS if self._looks_up else 0,
-            step_budget=_step_budget(config, self._runner),
+            step_budget=StepBudget(config.max_decode_slowdown, self._runner.prompt_threads.next_number),
         )
         tokenizer = AutoTokenizer.from_pretrained(config.model, revision=config.revision, trust_remote_code=False)
         # By whether the decoder skips special tokens.
@@ -77,19 +73,14 @@ class LLMEngine:
         layers = self._runner.lora_layers
         self._adapters = None if layers is None else LoraAdapters(layers, config.max_loras)
         self._is_stalled = False
-        self.max_model_len = min(self._runner.context_length, self._runner.num_blocks * config.block_size)
-        self._check_largest_item()
-
-    def _check_largest_item(self) -> None:
-        """Raises ValueError where the context has no room for the model's largest picture and an answer."""
-        config, num_blocks = self._config, self._runner.num_blocks
+        self.max_model_len = self._runner.max_model_len
         if config.largest_item_tokens >= self.max_model_len:
             raise ValueError(
                 f"the model's largest picture takes {config.largest_item_tokens} tokens, which the context of"
                 f" {self.max_model_len} tokens does not hold beside an answer: max_model_len is"
-                f" {self._runner.context_length}, the KV cache holds"
-                f" {num_blocks * config.block_size} tokens ({num_blocks} blocks). Raise what is too small, or have the"
-                " checkpoint's processor make pictures smaller"
+                f" {self._runner.context_length}, the KV cache holds {self._runner.num_blocks * config.block_size}"
+                f" tokens ({self._runner.num_blocks} blocks). Raise the smaller of the two, or have the checkpoint's"
+                " processor make pictures smaller"
             )
 
     def add_request(
@@ -108,39 +99,45 @@ class LLMEngine:
 
         `embeddings[i]`: (num_embeds, embedding_size), fills `prompt.placeholders[i]`. None: follows by
         `set_embeddings`; the engine computes the prompt up to that placeholder meanwhile.
-        `cache_salt`: the tenant. Tenants take turns, and share no entries of the prefix cache.
-        `priority`: lower values go first.
+        `cache_salt`: the tenant. Tenants take turns, and share no entries of the prefix cache. `priority`: lower first.
         `lora`: the adapter, loaded on demand. If it cannot be read, an output of `step` has the LoraError.
         `arrival`: start of the request's wait, in seconds of `time.perf_counter`; None: now.
 
         Raises InvalidRequestError for a request that can never run: embeddings of a wrong shape, a prompt or answer
         beyond the context, tokens outside the vocabulary, or an invalid grammar. Raises ValueError for a `request_id`
-        that is in the engine already, and for an adapter if `max_loras` is 0. Grammars that `grammar_compiler`, which
-        is thread-safe, has compiled before cost no time here.
-        """
+        that is in the engine already, and for an adapter if `max_loras` is 0. The thread-safe `grammar_compiler` can
+        compile a grammar beforehand, which takes its time off this call."""
         if request_id in self._answers.requests:
             raise ValueError(f"request {request_id} is in the engine already")
         if lora is not None and self._adapters is None:
             raise ValueError(f"no adapters are served, as {lora.name!r}: max_loras is 0")
         items = make_items(prompt, embeddings, self._runner.embedding_size)
-        check_room(len(prompt.prompt_token_ids), params, self.max_model_len)
+        num_prompt_tokens = len(prompt.prompt_token_ids)
+        check_room(num_prompt_tokens, params, self.max_model_len)
         layout = self._runner.prompt_layout(prompt)
         check_spans(layout, self._runner.max_span_tokens)
         shares_prefix = self._config.prefix_caching and layout.is_prefix_cacheable
         root = shared_root(cache_salt, lora) if shares_prefix else private_root()
-        states = self._sampler_states(prompt, self._with_defaults(params, prompt))
-        request = Request(prompt, items, {})
-        sequences = request.make_sequences(
-            request_id,
-            params,
-            layout,
-            prefix_root=root,
-            max_model_len=self.max_model_len,
-            tenant=cache_salt,
-            priority=priority,
-            lora=lora,
-        )
-        for sequence, state in zip(sequences, states, strict=True):
+        request = Request(prompt, items)
+        max_num_tokens = self.max_model_len if params.max_tokens is None else num_prompt_tokens + params.max_tokens
+        first: Sequence | None = None
+        for index, state in enumerate(self._sampler_states(prompt, self._with_defaults(params, prompt))):
+            sequence = Sequence(
+                request_id=request_id,
+                token_ids=list(prompt.prompt_token_ids),
+                num_prompt_tokens=num_prompt_tokens,
+                items=items,
+                max_num_tokens=max_num_tokens,
+                layout=layout,
+                index=index,
+                parent=first,
+                prefix_root=root,
+                num_prompt_logprobs=params.prompt_logprobs if first is None else None,
+                tenant=cache_salt,
+                priority=priority,
+                lora=lora,
+            )
+            first = first or sequence
             if arrival is not None:
                 sequence.times.arrival = arrival
             # Not with a grammar: other threads need time for the mask of each token. Nor, by default, with an adapter:
@@ -155,9 +152,7 @@ class LLMEngine:
         self._is_stalled = False
 
     def make_detokenizer(self, params: SamplingParams, prompt: ProcessedPrompt) -> Detokenizer:
-        """Returns a detokenizer for one answer to `prompt`.
-
-        The engine's outputs hold token ids only, so that the caller can detokenize while the next step runs."""
+        """Returns a detokenizer for one answer. It lets the caller turn ids into text while the next step runs."""
         return Detokenizer(
             self._decoders[params.skip_special_tokens],
             self._defaults.stop_strings(params),
@@ -168,15 +163,13 @@ class LLMEngine:
 
     @property
     def stage_embeddings(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """A thread-safe function that copies an item's embeddings to the memory that steps read fastest, or None if
-        steps need no copy. Copying a large picture's embeddings takes some milliseconds."""
-        return self._runner.stage_embeddings if self._runner.stages_embeddings else None
+        """A thread-safe function that copies an item's embeddings to the memory that steps read fastest, which takes
+        some milliseconds for a large picture. None: steps need no copy."""
+        return self._runner.stage_embeddings
 
     def set_embeddings(self, request_id: str, index: int, embeddings: torch.Tensor) -> None:
-        """Sets the embeddings of item `index`, (num_embeds, embedding_size). Does nothing for a request that has ended
-        or is unknown.
-
-        Raises InvalidRequestError for a wrong shape; the request then keeps waiting."""
+        """Sets the embeddings of item `index`, (num_embeds, embedding_size). Does nothing for an unknown or ended
+        request. Raises InvalidRequestError for a wrong shape; the request then keeps waiting."""
         request = self._answers.requests.get(request_id)
         if request is None:
             return
@@ -185,7 +178,7 @@ class LLMEngine:
         self._is_stalled = False
 
     def abort(self, request_id: str) -> None:
-        """Ends a request and frees its blocks. Does nothing for a request that has ended or is unknown."""
+        """Ends a request and frees its blocks, unless the request has ended or is unknown."""
         if self._answers.abort(request_id):
             self._is_stalled = False
             self._rest_if_idle()
@@ -231,9 +224,8 @@ class LLMEngine:
         """Runs one step and returns its outputs. A failing step ends its own requests with `ERROR`; other requests
         continue. With asynchronous scheduling this launches a step and returns the outputs of the previous one.
 
-        Raises torch.AcceleratorError and RankDiedError, after which no step can succeed. A thread that stays in
-        `torch.inference_mode` steps somewhat faster.
-        """
+        Raises torch.AcceleratorError and RankDiedError, after which no step can succeed. Steps are somewhat faster on a
+        thread that stays in `torch.inference_mode`."""
         if not torch.is_inference_mode_enabled():
             with torch.inference_mode():
                 return self.step()
@@ -244,10 +236,18 @@ class LLMEngine:
         late_masks = self._launcher.late_masks
         late_masks.forget_gone()
         before, self._in_flight = self._in_flight, None
-        self._is_stalled = not (chunks or late_masks or before)
+        self._is_stalled = not (chunks or late_masks.sequences or before)
         if self._is_stalled:
             return outputs
-        launched, failed = self._launch(chunks, before)
+        launched: StepInFlight | None = None
+        failed: list[Sequence] = []
+        if chunks or before is None:  # else the step before only has to be read
+            try:
+                launched = self._launcher.launch(chunks, self._scheduler.num_decodes, before)
+            except _FATAL:
+                raise
+            except Exception:
+                failed = _told([chunk.sequence for chunk in chunks])
         if before is not None:
             outputs += self._read(before)
         outputs += self._answers.fail_all(failed)
@@ -256,20 +256,6 @@ class LLMEngine:
         self._rest_if_idle()
         self._clock.end()
         return outputs
-
-    def _launch(
-        self, chunks: list[ScheduledChunk], before: StepInFlight | None
-    ) -> tuple[StepInFlight | None, list[Sequence]]:
-        """Launches a step, unless `before` only has to be read. If the launch fails, returns the sequences that fail
-        with it."""
-        if not chunks and before is not None:
-            return None, []
-        try:
-            return self._launcher.launch(chunks, self._scheduler.num_decodes, before), []
-        except _FATAL:
-            raise
-        except Exception:
-            return None, _told([chunk.sequence for chunk in chunks])
 
     def _choose(self, step: StepInFlight) -> list[RequestOutput]:
         """Launches the sampling of the step's tokens. Reads the tokens if the next step needs them."""
@@ -297,8 +283,7 @@ class LLMEngine:
         return outputs
 
     def _place_adapters(self, adapters: LoraAdapters) -> list[RequestOutput]:
-        """Gives waiting sequences their adapters. Ends requests whose adapter cannot be read and returns their
-        outputs."""
+        """Gives waiting sequences their adapters. Returns the outputs of requests whose adapter cannot be read."""
         failures = adapters.place(self._scheduler.waiting, self._scheduler.running)
         if not failures:
             return []
@@ -310,8 +295,7 @@ class LLMEngine:
         self._block_manager.check_integrity([*self._scheduler.running, *self._scheduler.waiting])
 
     def _rest_if_idle(self) -> None:
-        """If no sequence is unfinished, drops the step in flight. Raises RuntimeError if a block or a request is still
-        held then. The check is cheap enough for every step."""
+        """If no sequence is unfinished, drops the step in flight, and checks that no block or request is still held."""
         if self._scheduler.has_unfinished():
             return
         self._in_flight = None
@@ -321,15 +305,14 @@ class LLMEngine:
             )
 
     def _sampler_states(self, prompt: ProcessedPrompt, params: SamplingParams) -> list[SamplerState]:
-        wanted = params.structured_output
+        wanted, vocab_size = params.structured_output, self._runner.vocab_size
         grammar = None if wanted is None else self.grammar_compiler.compile(wanted)
-        suppressed = self._defaults.suppressed_token_ids
-        excluded = ExcludedTokens.of(params, self.byte_tokenizer, self._runner.vocab_size, suppressed)
+        excluded = ExcludedTokens.of(params, self.byte_tokenizer, vocab_size, self._defaults.suppressed_token_ids)
         return [
             SamplerState(
                 params,
                 prompt.prompt_token_ids,
-                vocab_size=self._runner.vocab_size,
+                vocab_size=vocab_size,
                 eos_token_ids=self._defaults.eos_token_ids,
                 grammar=grammar,
                 excluded=excluded,
@@ -356,10 +339,3 @@ def _told(sequences: list[Sequence]) -> list[Sequence]:
     """Logs the exception that ends these sequences, and returns them."""
     logger.exception("step failed for requests %s", [sequence.request_id for sequence in sequences])
     return sequences
-
-
-def _step_budget(config: EngineConfig, runner: ModelRunner) -> StepBudget:
-    return StepBudget(
-        max_decode_slowdown=config.max_decode_slowdown,
-        num_threads=runner.num_prompt_threads,
-    )

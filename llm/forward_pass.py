@@ -87,8 +87,8 @@ class ForwardPass:
         return {**inputs, "visual_pos_masks": item_mask, "deepstack_visual_embeds": split}
 
     def _embed(self, step: StepInput) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Returns the embeddings of all tokens, (num_tokens, hidden_size), with the items' embeddings at their
-        placeholders, and the deepstack levels, (num_embeds, levels * hidden_size), or None."""
+        """Returns the embeddings of all tokens, (num_tokens, hidden_size), with those of items at their placeholders,
+        and the deepstack levels, (num_embeds, levels * hidden_size), or None."""
         embeds = self._family.embed_tokens(self._model, step.token_ids)
         if not len(step.embed_rows):
             return embeds, None

@@ -12,30 +12,15 @@ from raylens.llm.sampling.params import SamplingParams
 logger = logging.getLogger(__name__)
 
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
-    "num_beams": (1,),
-    "num_beam_groups": (1,),
-    "diversity_penalty": (0,),
-    "constraints": (),
-    "force_words_ids": (),
-    "penalty_alpha": (0,),
-    "dola_layers": (),
-    "top_h": (1,),
-    "typical_p": (1,),
-    "epsilon_cutoff": (0,),
-    "eta_cutoff": (0,),
-    "encoder_repetition_penalty": (1,),
-    "no_repeat_ngram_size": (0,),
-    "encoder_no_repeat_ngram_size": (0,),
-    "forced_bos_token_id": (),
-    "forced_eos_token_id": (),
-    "exponential_decay_length_penalty": (),
+    **dict.fromkeys(("constraints", "force_words_ids", "forced_bos_token_id", "forced_eos_token_id"), ()),
+    **dict.fromkeys(("exponential_decay_length_penalty", "watermarking_config", "max_time", "dola_layers"), ()),
+    **dict.fromkeys(("diversity_penalty", "penalty_alpha", "epsilon_cutoff", "eta_cutoff"), (0,)),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), (0,)),
+    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "top_h", "typical_p"), (1,)),
+    **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale"), (1,)),
     "begin_suppress_tokens": ([],),
     "sequence_bias": ([], {}),
     "token_healing": (False,),
-    "guidance_scale": (1,),
-    "watermarking_config": (),
-    "num_return_sequences": (1,),
-    "max_time": (),
 }
 """Settings that change the answers of `generate`, each with its neutral values besides None."""
 
@@ -44,11 +29,9 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 class GenerationDefaults:
     """The sampling defaults and end tokens of a checkpoint.
 
-    `sampling`: values for sampling parameters that a request leaves unset.
-    `eos_token_ids`: the end tokens. `stop`: the stop strings.
+    `sampling`: values for sampling parameters that a request leaves unset. `stop`: the stop strings.
     `min_tokens`: the least number of tokens of an answer; `min_length`: of prompt and answer together.
-    `suppressed_token_ids`: tokens that are never sampled.
-    """
+    `suppressed_token_ids`: tokens that are never sampled."""
 
     sampling: Mapping[str, Any]
     eos_token_ids: frozenset[int]
@@ -59,7 +42,7 @@ class GenerationDefaults:
 
     def fill(self, params: SamplingParams, num_prompt_tokens: int, room: int) -> SamplingParams:
         """Returns the parameters with the model's defaults where the request sets none. `room`: the tokens of context
-        left after the prompt. The model's minimum is cut to the request's `max_tokens`."""
+        left after the prompt, which limit the model's minimum, as `max_tokens` does."""
         unset = {name: value for name, value in self.sampling.items() if getattr(params, name) is None}
         if params.min_tokens is None:
             wanted = self.min_length - num_prompt_tokens if self.min_tokens is None else self.min_tokens
@@ -73,8 +56,8 @@ class GenerationDefaults:
 
 
 def load_generation_defaults(model: str, revision: str | None, tokenizer_eos: int | None) -> GenerationDefaults:
-    """Reads the settings of a checkpoint, a folder or a hub id. `tokenizer_eos`: the tokenizer's end token, used if no
-    file names any. Logs unsupported settings."""
+    """Reads the settings of a checkpoint, a folder or a hub id, and logs unsupported ones. `tokenizer_eos`: the
+    tokenizer's end token, used if no file names any."""
     generation = load_generation_config(model, revision)
     if ignored := unsupported_settings(generation):
         logger.warning("the model's generation settings ask for %s, which is not supported and ignored", ignored)
@@ -91,9 +74,8 @@ def load_generation_defaults(model: str, revision: str | None, tokenizer_eos: in
 
 
 def load_generation_config(model: str, revision: str | None) -> GenerationConfig:
-    """Returns the settings that transformers' `generate` would use: from generation_config.json, or from config.json if
-    that file is missing. Unlike `generate`, takes the end tokens of config.json if generation_config.json names
-    none."""
+    """Returns the settings of `generate`: from generation_config.json, or from config.json if that file is missing.
+    Unlike `generate`, takes the end tokens of config.json if generation_config.json names none."""
     of_model = GenerationConfig.from_model_config(PreTrainedConfig.get_config_dict(model, revision=revision)[0])
     try:
         generation = GenerationConfig.from_pretrained(model, revision=revision)
@@ -114,19 +96,10 @@ def unsupported_settings(generation: GenerationConfig) -> dict[str, Any]:
 
 
 def _sampling(generation: GenerationConfig) -> dict[str, Any]:
-    """Returns the config's sampling values, or greedy decoding if it does not sample. Both keep the config's repetition
-    penalty."""
-    repetition_penalty = 1.0 if generation.repetition_penalty is None else generation.repetition_penalty
-    if not generation.do_sample:
-        off = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-        return off | {"repetition_penalty": repetition_penalty}
-    return {
-        "repetition_penalty": repetition_penalty,
-        "min_p": 0.0 if generation.min_p is None else generation.min_p,
-        "temperature": 1.0 if generation.temperature is None else generation.temperature,
-        "top_p": 1.0 if generation.top_p is None else generation.top_p,
-        "top_k": 50 if generation.top_k is None else generation.top_k,  # transformers' default when it samples
-    }
+    """Returns the config's sampling values, or greedy decoding with its repetition penalty if it does not sample."""
+    unset = {"repetition_penalty": 1.0, "temperature": 1.0, "top_p": 1.0, "top_k": 50, "min_p": 0.0}  # transformers'
+    found = {name: default if (own := getattr(generation, name)) is None else own for name, default in unset.items()}
+    return found if generation.do_sample else found | {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 def _words(generation: GenerationConfig) -> list[list[int]]:

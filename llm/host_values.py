@@ -1,5 +1,6 @@
 """Asynchronous copies between host and device: a step's arrays to the device in one copy, results back to the host."""
 
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ _ALIGNMENT = 16
 
 
 class HostValues:
-    """Arrays of a step for the device. Call `add` for each array, then `upload` once; `values[index]` is then the array
-    on the device.
+    """Arrays of a step for the device: `add` each one, then `upload` once; `values[index]` is then the array on the
+    device.
 
     One copy carries all arrays, because even the smallest copy costs the host some ten microseconds. Each upload
     allocates pinned memory of its own: a copy from other memory would wait for the device's queue, and the device may
@@ -33,9 +34,7 @@ class HostValues:
     def upload(self) -> None:
         if not self._arrays:
             return
-        starts = [0]
-        for array in self._arrays:
-            starts.append(starts[-1] + -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT)
+        starts = [0, *accumulate(-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in self._arrays)]
         # PyTorch's allocator reuses pinned memory only after the device has read it.
         host = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         memory = host.numpy()

@@ -4,16 +4,14 @@ from typing import TypeAlias
 
 import torch
 
-from raylens.llm.request import AnswerState
+from raylens.llm.answers import AnswerState
 from raylens.llm.sampling.grammar import GrammarMatcher
 from raylens.llm.sequence import Sequence
 
 _PATIENCE_SECONDS = 0.005
-"""The longest wait of a step for masks before their sequences leave its batch. Most masks take a tenth of a
-millisecond, and leaving the batch costs more."""
+"""The longest wait of a step for masks before their sequences leave its batch. Most masks take 0.1 ms."""
 _IDLE_SECONDS = 0.05
-"""The longest wait of an otherwise empty step for masks. It is short, because new requests and aborts wait behind
-it."""
+"""The longest wait of an otherwise empty step for masks. New requests and aborts wait behind it."""
 
 Sampling: TypeAlias = list[tuple[Sequence, AnswerState]]
 
@@ -23,9 +21,6 @@ class LateMasks:
 
     def __init__(self) -> None:
         self._rows: dict[Sequence, tuple[AnswerState, torch.Tensor]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._rows)
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -38,10 +33,8 @@ class LateMasks:
             del self._rows[sequence]
 
     def exchange(self, sampling: Sampling, logits: torch.Tensor | None) -> tuple[Sampling, torch.Tensor | None]:
-        """Takes a step's sequences and logits, and returns the sequences to sample now with their logits: the step's
-        and the waiting ones whose masks are ready.
-
-        `logits`: (len(sampling), vocab), or None if the step computed none; the result has the same form."""
+        """Takes a step's sequences and logits, (len(sampling), vocab) or None. Returns the sequences to sample now with
+        their logits, in the same form: the step's and the waiting ones whose masks are ready."""
         late = _matchers([answer for _, answer in sampling if not answer.sampler_state.is_ready])
         if not late and not self._rows:
             return sampling, logits

@@ -19,11 +19,8 @@ class _Probe:
 
 
 def probe_layers(decoder: nn.Module, *, hidden_size: int, num_layers: int) -> list[AttentionCall]:
-    """Returns each layer's attention call for a single token, in order.
-
-    Raises ValueError for a decoder with layers that do not use paged attention (linear attention, state spaces, encoder
-    layers): their state would silently be lost between steps.
-    """
+    """Returns each layer's attention call for a single token, in order. Raises ValueError for a decoder with layers
+    that do not use paged attention, such as linear attention: their state would silently be lost between steps."""
     weight = next(decoder.parameters())
     probe = _Probe()
     try:
@@ -37,21 +34,19 @@ def probe_layers(decoder: nn.Module, *, hidden_size: int, num_layers: int) -> li
         raise
     except Exception as error:  # mostly an argument unknown to the decoder or to `paged_attention`
         raise ValueError(f"text models of type {type(decoder).__name__} are not supported: {error!r}") from error
-    shapes = cache_shapes(probe.calls)
     # transformers' mark of layers that read an earlier layer's cache.
     num_sharing = sum(getattr(module, "is_kv_shared_layer", False) for module in decoder.modules())
-    with_caches = dict.fromkeys(call.layer for call in probe.calls)
-    if len(probe.calls) != num_layers or list(with_caches) != list(range(num_layers - num_sharing)):
+    with_caches = list(dict.fromkeys(call.layer for call in probe.calls))
+    if len(probe.calls) != num_layers or with_caches != list(range(num_layers - num_sharing)):
         raise ValueError(
             f"text models of type {type(decoder).__name__} are not supported: {len(probe.calls)} calls"
-            f" of paged attention and {len(shapes)} caches in {num_layers} layers"
+            f" of paged attention and {len(with_caches)} caches in {num_layers} layers"
         )
     return probe.calls
 
 
 def cache_shapes(calls: list[AttentionCall]) -> list[LayerShape]:
-    """Returns the shapes of the layers with a cache of their own, in order. Layers that read an earlier layer's cache
-    have none."""
+    """Returns the shapes of the layers with a cache of their own, in order."""
     shapes = {}
     for call in calls:
         _, num_kv_heads, key_dim = call.keys.shape

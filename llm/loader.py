@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from raylens.llm.attention import ATTENTION_NAME, register_paged_attention
 from raylens.llm.config import EngineConfig
 from raylens.llm.models.family import LanguageFamily
-from raylens.llm.models.text import text_family
 from raylens.llm.ranks.parallel import ProcessGroup
 from raylens.llm.ranks.sharded_loading import sharded_class
 from raylens.modeling.context_length import check_context_length
@@ -29,8 +29,7 @@ def load_language_half(
     `group` it holds only this rank's part of the weights.
 
     Raises ValueError for an unsupported family or text model, for a `max_model_len` above the model's own, for a
-    checkpoint that lacks a weight, and for a model that cannot be divided among the ranks.
-    """
+    checkpoint that lacks a weight, and for a model that cannot be divided among the ranks."""
     hf_config = load_model_config(config.model, config.revision)
     family = load_language_family(hf_config.model_type)
     text_config = hf_config.get_text_config()
@@ -61,17 +60,16 @@ def load_language_half(
 
 
 def load_language_family(model_type: str) -> LanguageFamily:
-    """Returns the declared family, or a default one for a plain text model of transformers. Raises ValueError for other
-    types."""
-    if model_type not in known_to("llm") and (of_text := text_family(model_type)) is not None:
-        return of_text
+    """Returns the declared family, or a default one for a causal language model of transformers. A vision plug-in
+    computes the latter's item embeddings. Raises ValueError for other types."""
+    if model_type not in known_to("llm") and (text_class := MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)):
+        return LanguageFamily(whole=text_class, unused=(), decoder="model")
     family: LanguageFamily = load_family("llm", model_type)
     return family
 
 
 def _share_caches(decoder: nn.Module) -> None:
-    """Points each layer that reuses an earlier layer's keys and values to that layer's cache. It writes the same values
-    there again."""
+    """Points each layer that reuses an earlier layer's keys and values to that layer's cache."""
     config: Any = decoder.config
     modes = getattr(config, "kv_sharing_modes", ())
     kept = {config.layer_types[index]: index for index, mode in enumerate(modes) if mode == "store"}
@@ -82,8 +80,7 @@ def _share_caches(decoder: nn.Module) -> None:
 
 
 def _why_unsupported(text_config: PreTrainedConfig) -> str | None:
-    """Returns the reason in the configuration why the text model is not supported, or None. `probe_layers` finds other
-    reasons."""
+    """Returns the reason in the configuration for refusing the text model, or None. `probe_layers` finds others."""
     if text_config.is_encoder_decoder:
         return "it is an encoder-decoder"
     if other := set(getattr(text_config, "layer_types", None) or ()) - _LAYER_TYPES:

@@ -16,12 +16,9 @@ from raylens.preprocess.schema import InvalidRequestError
 class RequestOutput:
     """One step's addition to answer `index` of a request. `finish_reason` is set on that answer's last output.
 
-    `has_stop_token`: the last of `token_ids` ended the answer and is not part of its text. `LLMEngine.make_detokenizer`
-    makes the detokenizer for the other ids.
-    `logprobs`: one for each of `token_ids`, if the request asks for them.
-    `prompt_logprobs`: one for each token of the prompt but the first, on the first output of answer 0.
-    `num_cached_tokens`: the number of prompt tokens found in the prefix cache.
-    """
+    `has_stop_token`: the last of `token_ids` ended the answer and is not part of its text. `logprobs`: one for each of
+    `token_ids`, if the request asks for them. `prompt_logprobs`: one for each token of the prompt but the first, on the
+    first output of answer 0. `num_cached_tokens`: the number of prompt tokens found in the prefix cache."""
 
     request_id: str
     index: int
@@ -37,31 +34,36 @@ class RequestOutput:
     error: InvalidRequestError | LoraError | None = None
 
     @classmethod
-    def of(cls, sequence: Sequence, token: SampledToken | None, *, has_stop_token: bool = False) -> "RequestOutput":
+    def of(
+        cls,
+        sequence: Sequence,
+        token: SampledToken | None = None,
+        *,
+        has_stop_token: bool = False,
+        prompt_logprobs: Seq[TokenLogprobs] = (),
+        error: InvalidRequestError | LoraError | None = None,
+    ) -> "RequestOutput":
         """Returns the output of `sequence`, to which `token` has been appended."""
         return cls(
             request_id=sequence.request_id,
             index=sequence.index,
             token_ids=[] if token is None else [token.token_id],
             logprobs=() if token is None or token.logprobs is None else (token.logprobs,),
-            prompt_logprobs=(),
+            prompt_logprobs=prompt_logprobs,
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_cached_tokens=sequence.num_cached_tokens,
             num_output_tokens=sequence.num_output_tokens,
             finish_reason=sequence.finish_reason,
             has_stop_token=has_stop_token,
             times=sequence.times,
+            error=error,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot of the engine: numbers of sequences, prompt tokens still to compute, and the share of KV blocks in use
-    (0 to 1).
-
-    Totals since the start: preemptions, steps, seconds of each part of the steps, computed prompt tokens, decoded
-    sequences, prompt tokens looked up and found in the prefix cache, draft tokens and accepted draft tokens.
-    """
+    """A snapshot of the engine. `num_lacking_tokens`: prompt tokens still to compute. `kv_cache_usage`: 0 to 1. All
+    fields from `num_preemptions` on are totals since the start."""
 
     num_running: int
     num_waiting: int

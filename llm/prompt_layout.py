@@ -9,10 +9,8 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class BidirectionalSpan:
-    """The positions [start, end) of a prompt. All `members` (ascending) attend to each other, in both directions.
-
-    One chunk computes the whole span, because a member depends on later positions.
-    """
+    """The positions [start, end) of a prompt. All `members` (ascending) attend to each other, in both directions. One
+    chunk computes the whole span, because a member depends on later positions."""
 
     start: int
     end: int
@@ -29,12 +27,10 @@ class PromptLayout:
 
     `rope_positions` (num_axes, num_prompt_tokens): the rotary positions of the prompt's tokens. None: all axes are
     equal, and a position is the token's index plus the offset.
-    `rope_offsets`: for each axis, the difference between a generated token's rotary position and its index in the
-    sequence.
+    `rope_offsets`: for each axis, a generated token's rotary position minus its index in the sequence.
     `spans`: ascending and disjoint.
     `is_prefix_cacheable`: whether keys and values of a position depend only on the tokens up to it and on these tokens'
-    items. False if a span covers several items or text.
-    """
+    items. False if a span covers several items or text."""
 
     rope_positions: npt.NDArray[np.int64] | None = None
     rope_offsets: tuple[int, ...] = (0,)

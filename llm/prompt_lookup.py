@@ -1,8 +1,7 @@
 """Guesses an answer's next tokens: the tokens that followed the same n-gram earlier in its prompt or text.
 
 Prompt lookup decoding (Saxena, 2023), vLLM's `ngram` speculation. One step computes a token and the guesses after it. A
-guess is accepted if the sampler then chooses the same token, so answers do not change.
-"""
+guess is accepted if the sampler then chooses the same token, so answers do not change."""
 
 _NGRAM = 3
 """The number of matching tokens. With fewer, most guesses would be wrong."""
@@ -16,8 +15,7 @@ class PromptLookup:
     """The guesses for one sequence. Right guesses make the next ones longer; wrong guesses make them rarer."""
 
     def __init__(self, token_ids: list[int], vocab_size: int) -> None:
-        """`token_ids`: the sequence's own, growing list. Tokens outside the vocabulary, such as placeholders, are never
-        guessed."""
+        """`token_ids`: the sequence's own, growing list. Tokens outside the vocabulary are never guessed."""
         self._token_ids = token_ids
         self._vocab_size = vocab_size
         self._next_position: dict[tuple[int, ...], int] = {}

@@ -13,8 +13,8 @@ def check_room(num_prompt_tokens: int, params: SamplingParams, max_model_len: in
     """Raises InvalidRequestError unless the context holds the prompt and the requested answer."""
     if not 0 < num_prompt_tokens < max_model_len:
         raise InvalidRequestError(
-            f"the prompt has {num_prompt_tokens} tokens, the context of {max_model_len} tokens"
-            " has to hold it and an answer",
+            f"the prompt has {num_prompt_tokens} tokens, the context of {max_model_len} tokens has to hold it and an"
+            " answer",
             field="messages",
             code="context_length_exceeded",
         )
@@ -32,8 +32,9 @@ def check_vocabulary(field: str, token_ids: Iterable[int], vocab_size: int) -> N
     """Raises InvalidRequestError with `field` unless all tokens are in the vocabulary of `vocab_size`."""
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
-            reason = f"must be of token ids between 0 and {vocab_size - 1}, got {token_id}"
-            raise InvalidRequestError(reason, field=field)
+            raise InvalidRequestError(
+                f"must be of token ids between 0 and {vocab_size - 1}, got {token_id}", field=field
+            )
 
 
 def check_spans(layout: PromptLayout, max_span_tokens: int) -> None:

@@ -4,7 +4,6 @@ import time
 from bisect import insort
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from operator import attrgetter
 
 from raylens.llm.block_manager import BlockManager
@@ -16,23 +15,14 @@ _MIN_TOKENS_BEFORE_MISSING = 32
 """The fewest tokens that are worth a step of their own before the next embeddings have arrived."""
 
 
-@dataclass(slots=True, init=False, eq=False)
 class ScheduledChunk:
     """The next `num_tokens` uncomputed positions of a sequence, [start, end).
 
     `is_last`: whether the chunk reaches the sequence's last token.
-    `samples`: whether a token is sampled after the chunk: it is the last, and the sequence may grow. With `max_tokens`
-    0 a request computes its prompt only.
-    `draft`: guesses of the tokens after a decode chunk, computed in the same step.
-    """
+    `samples`: whether a token is sampled after the chunk. False after the last chunk if `max_tokens` is 0.
+    `draft`: guesses of the tokens after a decode chunk, computed in the same step."""
 
-    sequence: Sequence
-    num_tokens: int
-    start: int
-    end: int
-    is_last: bool
-    samples: bool
-    draft: list[int]
+    __slots__ = ("draft", "end", "is_last", "num_tokens", "samples", "sequence", "start")
 
     def __init__(self, sequence: Sequence, num_tokens: int) -> None:
         self.sequence = sequence
@@ -41,7 +31,7 @@ class ScheduledChunk:
         self.end = self.start + num_tokens
         self.is_last = self.end == sequence.num_tokens
         self.samples = self.is_last and self.end < sequence.max_num_tokens
-        self.draft = []
+        self.draft: list[int] = []
 
     @property
     def decodes(self) -> bool:
@@ -59,10 +49,8 @@ class ScheduledChunk:
 
 
 class Scheduler:
-    """Divides each step's token budget among sequences.
-
-    Decoding sequences come first, with one token each, so that no prompt delays a stream. `step_budget` limits the
-    prompt tokens beside them.
+    """Divides each step's token budget among sequences. Decoding sequences come first, with one token each, so that no
+    prompt delays a stream. `step_budget` limits the prompt tokens beside them.
 
     Running and waiting prompts share these tokens. A lower `priority` goes first. Within a priority,
     `short_prompt_share` of the tokens go to the prompts with the fewest tokens left, so that a short prompt does not
@@ -78,10 +66,7 @@ class Scheduler:
     A chunk ends before the first position with a missing embedding. A very short chunk waits for that embedding. A
     chunk never ends within a bidirectional span. A span longer than the budget takes a step with decoding sequences but
     without other prompts. Later steps compensate short prompts for the excess. Sequences that wait for embeddings may
-    take up to half of the places.
-
-    Sequences with guesses of their next tokens share the rest of `max_draft_rows` rows.
-    """
+    take up to half of the places. Sequences with guesses share the rest of `max_draft_rows` rows."""
 
     def __init__(
         self,
@@ -93,8 +78,7 @@ class Scheduler:
         step_budget: StepBudget | None = None,
         short_prompt_share: float = 0.5,
     ) -> None:
-        """`max_draft_rows`: the most decode tokens of a step with guesses, guesses included. Such a step takes hardly
-        longer than one of a single token."""
+        """`max_draft_rows`: the most decode tokens of a step with guesses, guesses included."""
         self._block_manager = block_manager
         self._max_num_seqs = max_num_seqs
         self._max_draft_rows = min(max_draft_rows, max_num_seqs)
@@ -129,20 +113,22 @@ class Scheduler:
         self._num_arrived += 1
         self._num_unfinished[sequence.tenant] += 1
         self._has_changed = True
-        self._wait(sequence)
+        insort(self.waiting, sequence, key=_rank)
 
     def schedule(self) -> list[ScheduledChunk]:
         """Chooses the next step's chunks, allocates their blocks and returns them, decode chunks (of one token) first.
-
-        With unfinished sequences the list is empty only if all of them wait for embeddings, for adapters, or for tokens
-        that the host has not read.
-        """
+        With unfinished sequences the list is empty only if all of them wait: for embeddings, adapters or unread
+        tokens."""
         if self._has_changed:
             self._set_turns()
         self._budget = self._max_num_batched_tokens
         chunks: dict[Sequence, ScheduledChunk] = {}
         prompts = self._prompts()
-        self._decode(self._decoding(prompts), chunks)
+        ready = self._ready()
+        if self._takes_turns and ready:
+            beside = {one.tenant for one in prompts if one.num_computed_tokens < _end_of_ready(one)}
+            ready = self._tenant_share.choose(ready, beside)
+        self._decode(ready, chunks)
         if prompts:
             decoding = list(chunks)
             self._take_up_prompts(prompts, chunks)
@@ -155,10 +141,9 @@ class Scheduler:
 
     def _prompts(self) -> list[Sequence]:
         """Returns the running prompts, and the waiting ones that may start in this step."""
-        return [
-            *(running for running in self.running if running.num_uncomputed_tokens > 1),
-            *(self._first_of_tenants() if self._takes_turns else filter(self._may_start, self._with_places())),
-        ]
+        running = [one for one in self.running if one.num_uncomputed_tokens > 1]
+        waiting = self._first_of_tenants() if self._takes_turns else filter(self._may_start, self._with_places())
+        return [*running, *waiting]
 
     def _first_of_tenants(self) -> Iterable[Sequence]:
         """Yields startable waiting sequences, for each tenant at most as many as it could get places for."""
@@ -182,14 +167,6 @@ class Scheduler:
     def _ready(self) -> list[Sequence]:
         """Returns the sequences that can decode."""
         return [one for one in self.running if one.num_uncomputed_tokens == 1 and not one.awaits_last_token]
-
-    def _decoding(self, prompts: list[Sequence]) -> list[Sequence]:
-        """Returns the sequences that decode in this step, if there are blocks for them."""
-        ready = self._ready()
-        if not self._takes_turns or not ready:
-            return ready
-        beside = {one.tenant for one in prompts if one.num_computed_tokens < _end_of_ready(one)}
-        return self._tenant_share.choose(ready, beside)
 
     def _set_turns(self) -> None:
         """Numbers the sequences of each tenant, running ones first. With a single tenant all turns are 0."""
@@ -219,10 +196,11 @@ class Scheduler:
             return
         self._budget = self._by_arrival(sorted(prompts, key=_rank), room, chunks)
         if self._budget > 0 and len(prompts) > 1:
-            self._serve(sorted(prompts, key=self._lack), chunks)
+            by_lack = sorted(prompts, key=lambda one: (one.priority, self._num_lacking(one), one.arrival_number))
+            self._serve(by_lack, chunks)
 
     def _with_places(self) -> Iterable[Sequence]:
-        """Returns the waiting sequences that can get a place in this step: all, if a place is free."""
+        """Returns the waiting sequences that can get a place: all if one is free, else those that may preempt."""
         if len(self.running) < self._max_num_seqs:
             return self.waiting
         if not self._takes_turns:
@@ -231,9 +209,8 @@ class Scheduler:
         return (waiting for waiting in self.waiting if waiting.turn < last)
 
     def _by_arrival(self, prompts: list[Sequence], room: int, chunks: dict[Sequence, ScheduledChunk]) -> int:
-        """Gives prompts their share of the step's `room` in their order, and returns the rest of the room.
-
-        If a span exceeds the share, the next steps give less."""
+        """Gives prompts their share of `room` in their order. Returns the rest. A span beyond the share reduces later
+        shares."""
         if len(prompts) == 1 or self._short_prompt_share == 0:
             self._arrival_credit = room
         else:
@@ -307,10 +284,9 @@ class Scheduler:
         """Returns whether a waiting sequence lacks nothing but room: its first embeddings, its adapter and the prompt
         shared with its parent are ready, and the limit for sequences that wait for embeddings permits it."""
         parent = sequence.parent
-        waits_for_parent = parent is not None and not (parent.is_prompt_computed or parent.is_finished)
-        if waits_for_parent or sequence.last_whole(_end_of_ready(sequence)) <= 0:
+        if parent is not None and not (parent.is_prompt_computed or parent.is_finished):
             return False
-        if sequence.lora is not None and sequence.lora_slot is None:
+        if sequence.last_whole(_end_of_ready(sequence)) <= 0 or (sequence.lora and sequence.lora_slot is None):
             return False
         if not sequence.awaits_embeddings:
             return True
@@ -323,7 +299,8 @@ class Scheduler:
         if sequence.num_pending_tokens or not self._may_start(sequence):
             return
         first = next(waiting for waiting in self.waiting if waiting is sequence or self._may_start(waiting))
-        is_charged = sequence is not first and not self._has_room_beside(first)
+        has_places = len(self.running) + 2 <= self._max_num_seqs
+        is_charged = sequence is not first and not (has_places and self._block_manager.can_start(first))
         if is_charged and not self._may_overtake(sequence, first):
             return
         if not self._make_room(sequence, chunks):
@@ -346,8 +323,8 @@ class Scheduler:
         self._take(sequence, num_tokens, chunks)
 
     def _make_room(self, sequence: Sequence, chunks: dict[Sequence, ScheduledChunk]) -> bool:
-        """Returns whether a waiting sequence gets a place and blocks. Preempts sequences with a later turn, as many as
-        needed, if that suffices."""
+        """Returns whether a waiting sequence gets a place and blocks, after preempting sequences with a later turn if
+        needed."""
         later = [one for one in self.running if one.priority >= sequence.priority and one.turn > sequence.turn]
         later.sort(key=_rank, reverse=True)
         for count in range(len(later) + 1):
@@ -358,15 +335,9 @@ class Scheduler:
                 return True
         return False
 
-    def _has_room_beside(self, first: Sequence) -> bool:
-        """Returns whether another sequence may start and still leave room for `first`."""
-        return len(self.running) + 2 <= self._max_num_seqs and self._block_manager.can_start(first)
-
     def _may_overtake(self, sequence: Sequence, first: Sequence) -> bool:
-        """Returns whether `sequence` may take room that `first`, which precedes it by rank, waits for.
-
-        Without a limit, a steady flow of small prompts could starve a large one. A preempted sequence that has begun to
-        answer is never overtaken."""
+        """Returns whether `sequence` may take room that `first`, of a lower rank, waits for. The limit keeps a flow of
+        small prompts from starving a large one. A preempted sequence that has begun to answer is never overtaken."""
         is_within = first.num_overtaking_tokens + self._num_lacking(sequence) <= first.num_tokens
         return is_within and first.num_tokens == first.num_prompt_tokens
 
@@ -378,15 +349,8 @@ class Scheduler:
         sequence.status = SequenceStatus.WAITING
         sequence.num_overtaking_tokens = 0
         self.running.remove(sequence)
-        self._wait(sequence)
-        self.num_preemptions += 1
-
-    def _wait(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=_rank)
-
-    def _lack(self, sequence: Sequence) -> tuple[int, int, int]:
-        """Returns the key that orders prompts of a priority by the tokens left to compute."""
-        return sequence.priority, self._num_lacking(sequence), sequence.arrival_number
+        self.num_preemptions += 1
 
     def _num_lacking(self, sequence: Sequence) -> int:
         """Returns the number of tokens left to compute of a prompt, running or waiting."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from raylens.llm.lora.request import LoraRequest
 from raylens.llm.prompt_layout import PLAIN, PromptLayout
 from raylens.llm.prompt_lookup import PromptLookup
-from raylens.preprocess.schema import PlaceholderRange
 
 if TYPE_CHECKING:
     # Not at run time: the scheduler needs no torch, and `raylens plan` runs it without.
@@ -34,18 +33,12 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(slots=True)
 class PromptItem:
-    """An item of the prompt.
-
-    `mm_hash`: the hash of its content. `positions`: the prompt positions of its embeddings, ascending. `embeddings`:
-    (num_embeds, embedding_size), or None until they arrive."""
+    """An item of the prompt. `mm_hash`: the hash of its content. `positions`: the prompt positions of its embeddings,
+    ascending. `embeddings`: (num_embeds, embedding_size), or None until they arrive."""
 
     mm_hash: str
     positions: Seq[int]
     embeddings: "torch.Tensor | None"
-
-    @classmethod
-    def at(cls, placeholder: PlaceholderRange, mm_hash: str, embeddings: "torch.Tensor | None") -> "PromptItem":
-        return cls(mm_hash, placeholder.embed_positions(), embeddings)
 
     def rows_between(self, start: int, end: int) -> slice:
         """Returns the rows of the embeddings whose positions are in [start, end)."""
@@ -54,34 +47,26 @@ class PromptItem:
 
 @dataclass(slots=True)
 class SequenceTimes:
-    """Times of one sequence, in seconds of `time.perf_counter`, or None before the event. Queueing ends at
-    `first_scheduled`."""
+    """In seconds of `time.perf_counter`; None before the event. Queueing ends at `first_scheduled`."""
 
     arrival: float = field(default_factory=time.perf_counter)
     first_scheduled: float | None = None
     first_token: float | None = None
     second_token: float | None = None
 
-    def note_token(self) -> None:
-        now = time.perf_counter()
-        if self.first_token is None:
-            self.first_token = now
-        else:
-            self.second_token = now
-
 
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One answer to a request, from its prompt's first token to its latest token.
 
-    `token_ids`: the tokens that the host knows. `num_pending_tokens`: further tokens that the device has been told to
-    choose and the host has not read. They have positions but no ids. At most one token is pending, and only while the
-    next step is scheduled and launched. `pending_row`: its row among the sampled tokens of its step.
+    `token_ids`: the tokens that the host knows. `num_pending_tokens`: further tokens, with positions but no ids, that
+    the device chooses and the host has not read: at most one, and only while the host schedules and launches the next
+    step. `pending_row`: its row among the sampled tokens of its step.
     `block_table`: its blocks, in order. They hold keys and values of the first `num_computed_tokens` positions, once
     the device has finished all launched steps.
     `index`: the number of the answer in its request. `parent`: the request's first answer, None for the first itself;
     all answers share its prompt.
-    `block_hashes`: hashes of the content of the full blocks, starting from `prefix_root`, see `prefix_cache`.
+    `block_hashes`: hashes of the content of the full blocks, starting from `prefix_root`.
     `num_prompt_logprobs`: the number of likeliest tokens to name at each position of the prompt. None: the prompt is
     not scored. `num_scored_tokens`: the positions scored so far.
     `priority`: lower values go first. `turn`: with several tenants, the number of sequences of the same `tenant` before
@@ -89,8 +74,7 @@ class Sequence:
     `num_found_blocks`: while it waits, the number of blocks of its cached prefix at the last lookup.
     `num_overtaking_tokens`: the tokens of later sequences that started while this one was the first to wait for room.
     `lookup`: guesses its next tokens. None: no guesses.
-    `lora`: its adapter. `lora_slot`: the adapter's slot in memory; None while a waiting sequence may not use one.
-    """
+    `lora`: its adapter. `lora_slot`: the adapter's slot in memory; None while a waiting sequence may not use one."""
 
     request_id: str
     token_ids: list[int]
@@ -154,11 +138,8 @@ class Sequence:
     @property
     def num_ready_tokens(self) -> int:
         """Returns the number of positions that may be computed: up to the first uncomputed one with a missing
-        embedding.
-
-        The prompt's last position waits for all embeddings, even those with cached positions: a preempted sequence
-        would need them again, and the caller may still fail to deliver them.
-        """
+        embedding. The prompt's last position waits for all embeddings, even those with cached positions: a preempted
+        sequence would need them again, and the caller may still fail to deliver them."""
         if self.num_computed_tokens >= self.num_prompt_tokens:
             return self.num_tokens
         awaited = (item.positions for item in self.items if item.embeddings is None)
@@ -167,8 +148,8 @@ class Sequence:
 
     @property
     def reuses_prefix(self) -> bool:
-        """Returns whether the sequence may reuse cached blocks. Scoring the prompt needs its logits, so not before
-        `num_prompt_logprobs` is served."""
+        """Returns whether the sequence may reuse cached blocks. Scoring its prompt first needs all logits of the
+        prompt."""
         return self.num_prompt_logprobs is None or self.num_scored_tokens >= self.num_prompt_tokens - 1
 
     @property
@@ -197,5 +178,7 @@ class Sequence:
 
     def append_token(self, token_id: int) -> None:
         self.token_ids.append(token_id)
-        if self.times.second_token is None:
-            self.times.note_token()
+        if self.times.first_token is None:
+            self.times.first_token = time.perf_counter()
+        elif self.times.second_token is None:
+            self.times.second_token = time.perf_counter()

@@ -6,12 +6,12 @@ from contextlib import contextmanager
 from typing import Literal, get_args
 
 StepPart = Literal["schedule", "model", "sample", "other"]
-"""The phases of a step: choosing what runs, the model's forward pass, choosing tokens, and all the rest."""
+"""The phases of a step: scheduling, the model's forward pass, choosing tokens, and all the rest."""
 
 
 class StepClock:
-    """The number of steps since the start, and the seconds of each of their parts. A GPU computes asynchronously, so
-    `sample`, which reads its results, includes the wait for the model."""
+    """The number of steps so far, and the seconds of each of their parts between `start` and `end`. A GPU computes
+    asynchronously, so `sample`, which reads its results, includes the wait for the model."""
 
     def __init__(self) -> None:
         self.num_steps = 0
@@ -22,7 +22,6 @@ class StepClock:
         self._in_parts = 0.0
 
     def start(self) -> None:
-        """Begins the host's work of a step. `end` ends it."""
         self._in_parts = 0.0
         self.started = time.perf_counter()
 
@@ -41,8 +40,8 @@ class StepClock:
         self._seconds["other"] += time.perf_counter() - self.started - self._in_parts
 
     def note_read(self, launched_at: float) -> float:
-        """Counts a step whose results have been read. Returns its seconds: since its launch, or since the previous step
-        was read if that is later."""
+        """Counts a step that has been read. Returns its seconds: since its launch, or since the read of the previous
+        step if that is later."""
         now = time.perf_counter()
         seconds = now - max(launched_at, self._last_read)
         self._last_read = now

@@ -15,8 +15,7 @@ written to them. This is safe:
 
 - The device works in order. Other sequences write to the blocks later, and read only positions that they have written.
 - The row writes only to the position after the sequence's end. The block of that position is not in the prefix cache:
-  only full blocks of known tokens of continuing sequences enter it.
-"""
+  only full blocks of known tokens of continuing sequences enter it."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -31,7 +30,6 @@ from raylens.llm.host_values import send
 from raylens.llm.late_masks import LateMasks, Sampling
 from raylens.llm.model_runner import ModelRunner
 from raylens.llm.outputs import RequestOutput
-from raylens.llm.sampling.logprobs import TokenLogprobs
 from raylens.llm.sampling.sampler import ChosenTokens, choose
 from raylens.llm.sampling.truncation import waits_for_device
 from raylens.llm.scheduler import ScheduledChunk
@@ -44,17 +42,15 @@ class StepInFlight:
     """A launched step.
 
     `chunks`: the first `num_decodes` of them decode. `launched_at`: the start of its scheduling, in seconds of
-    `time.perf_counter`. `is_scored`: whether the host has waited for its log-probabilities of prompts.
-    `logits`: (rows, vocab), float32, a row for each chunk that samples, followed by a row for each of its guesses; None
-    without chunks, or when no longer needed.
-    `sampling`: the answers that get a token. `tokens`: their tokens, in this order; None: not chosen yet.
-    """
+    `time.perf_counter`. `is_scored`: whether the host has waited for its log-probabilities of prompts. `logits`: (rows,
+    vocab), float32, a row for each chunk that samples, followed by a row for each of its guesses; None when not needed.
+    `sampling`: the answers that get a token. `tokens`: their tokens, in this order; None: not chosen yet."""
 
     chunks: list[ScheduledChunk]
     num_decodes: int
     launched_at: float
-    is_scored: bool
-    logits: torch.Tensor | None
+    is_scored: bool = False
+    logits: torch.Tensor | None = None
     sampling: Sampling = field(default_factory=list)
     tokens: ChosenTokens | None = None
 
@@ -84,23 +80,23 @@ class StepLauncher:
 
     def launch(self, chunks: list[ScheduledChunk], num_decodes: int, before: StepInFlight | None) -> StepInFlight:
         """Launches the computation of the chunks. `before`: the previous step, with chosen tokens that are not read."""
-        step = StepInFlight(chunks, num_decodes, self._clock.started, is_scored=False, logits=None)
         if not chunks:
-            return step
+            return StepInFlight(chunks, num_decodes, self._clock.started)
         chosen = None if before is None or before.tokens is None else before.tokens.token_ids
         with self._clock.part("model"):
             result = self._runner.run(chunks, chosen)
-        step.logits = result.logits
-        if result.prompt_logprobs:
-            step.is_scored = True
-            self._keep_prompt_logprobs(chunks, result.prompt_logprobs)
+        if is_scored := bool(result.prompt_logprobs):
+            told = iter(result.prompt_logprobs)
+            for chunk in chunks:
+                if scored := chunk.scored_tokens:
+                    self._answers.of(chunk.sequence).prompt_logprobs.extend(islice(told, len(scored)))
+                    chunk.sequence.num_scored_tokens = chunk.start + scored.stop
         for chunk in chunks:
             self._block_manager.note_computed(chunk.sequence, chunk.end)
-        return step
+        return StepInFlight(chunks, num_decodes, self._clock.started, is_scored, result.logits)
 
     def choose(self, step: StepInFlight) -> None:
-        """Launches the choice of the next tokens, for answers that have not ended since the launch, and for waiting
-        answers whose masks are ready now."""
+        """Launches the choice of the next tokens, also for waiting answers whose masks are ready now."""
         rows = _first_rows(step.chunks)
         going_on = {chunk: row for chunk, row in rows.items() if not chunk.sequence.is_finished}
         has_drafts = any(chunk.draft for chunk in going_on)
@@ -125,13 +121,6 @@ class StepLauncher:
             drafted = [(chunk, row) for chunk, row in _first_rows(step.chunks).items() if chunk.draft]
             outputs += self._check_drafts(drafted, step.logits)
         return outputs
-
-    def _keep_prompt_logprobs(self, chunks: list[ScheduledChunk], prompt_logprobs: list[TokenLogprobs]) -> None:
-        told = iter(prompt_logprobs)
-        for chunk in chunks:
-            if scored := chunk.scored_tokens:
-                self._answers.of(chunk.sequence).prompt_logprobs.extend(islice(told, len(scored)))
-                chunk.sequence.num_scored_tokens = chunk.start + scored.stop
 
     def _choose(self, sampling: Sampling, logits: torch.Tensor | None) -> ChosenTokens | None:
         """Launches the choice of each answer's next token, by `logits` (answers, vocab), float32. The result for an
@@ -163,7 +152,6 @@ class StepLauncher:
 
     def _check_drafts(self, drafted: list[tuple[ScheduledChunk, int]], logits: torch.Tensor) -> list[RequestOutput]:
         """Advances the answers whose sampled token equals the guess: the logits of the next token are computed already.
-
         `drafted`: the chunks with guesses, each with the row in `logits` of the token before the guesses."""
         outputs, right, depth = [], drafted, 0
         while right:

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from raylens.llm.host_values import HostValues
 from raylens.llm.lora.request import NO_SLOT
 from raylens.llm.prompt_layout import BidirectionalSpan
+from raylens.llm.sampling.logprobs import TokenLogprobs
 from raylens.llm.scheduler import ScheduledChunk
 from raylens.llm.sequence import Sequence as SequenceState
 
@@ -20,7 +21,6 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 # The rows of a builder's integers. The rotary positions follow, a row for each axis.
 _TOKEN, _SLOT, _LOGITS, _NUM_FIXED = range(4)
-_CACHED_VIEWS = 256
 TENSORS = ("token_ids", "positions", "slot_mapping", "logits_rows", "embed_rows")
 """The fields of a StepInput that are tensors."""
 
@@ -28,18 +28,16 @@ TENSORS = ("token_ids", "positions", "slot_mapping", "logits_rows", "embed_rows"
 @dataclass(frozen=True, slots=True)
 class FedTokens:
     """Tokens of a step, chosen by the previous step, that the host has not read: the token of `rows[i]` is
-    `chosen[sources[i]]`.
-
-    `chosen`: (tokens sampled by the previous step,), int64, on the device, which computes it before this step in stream
-    order. `rows` and `sources` are on the host."""
+    `chosen[sources[i]]`. `chosen`: (tokens sampled by the previous step,), int64, on the device, which computes it
+    before this step in stream order. `rows` and `sources` are on the host."""
 
     chosen: torch.Tensor
     rows: npt.NDArray[np.int64]
     sources: npt.NDArray[np.int64]
 
     def plan(self, values: HostValues) -> Callable[[torch.Tensor], None]:
-        """Adds `rows` and `sources` to `values`. Returns a function that writes the tokens to the token ids of all
-        rows, once the values are on the device."""
+        """Adds `rows` and `sources` to `values`. Returns a function that writes the tokens to all rows' token ids on
+        the device."""
         rows, sources = values.add(self.rows), values.add(self.sources)
 
         def feed(token_ids: torch.Tensor) -> None:
@@ -71,28 +69,26 @@ class StepInput:
     whose logits score the next token
 
     row_slots (num_tokens,): on the CPU, the slot of each token's adapter, see `LoraLayers`. None: no adapters
-    fed: the tokens whose ids only the device knows; `token_ids` has 0 for them. None: the host knows all
-    """
+    fed: the tokens whose ids only the device knows; `token_ids` has 0 for them. None: the host knows all"""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     slot_mapping: torch.Tensor
     logits_rows: torch.Tensor
-    embed_rows: torch.Tensor
-    embeds: list[torch.Tensor]
-    block_tables: list[list[int]]
-    query_lengths: list[int]
-    context_lengths: list[int]
-    prompt_lengths: list[int]
-    span_members: list[tuple[int, int, int]]
-    scored: list[tuple[int, int, int]]
+    embed_rows: torch.Tensor = _NONE
+    embeds: list[torch.Tensor] = field(default_factory=list)
+    block_tables: list[list[int]] = field(default_factory=list)
+    query_lengths: list[int] = field(default_factory=list)
+    context_lengths: list[int] = field(default_factory=list)
+    prompt_lengths: list[int] = field(default_factory=list)
+    span_members: list[tuple[int, int, int]] = field(default_factory=list)
+    scored: list[tuple[int, int, int]] = field(default_factory=list)
     row_slots: torch.Tensor | None = None
     fed: FedTokens | None = None
 
     @property
     def num_decodes(self) -> int:
-        """Returns the number of leading chunks of one token. A single-token chunk after a longer chunk counts as
-        prefill."""
+        """Returns the number of leading chunks of one token. Such a chunk after a longer one counts as prefill."""
         return next((index for index, length in enumerate(self.query_lengths) if length > 1), len(self.query_lengths))
 
     def spans_of(self, chunk: int) -> list[BidirectionalSpan]:
@@ -104,13 +100,10 @@ class StepInput:
         return [BidirectionalSpan.of(positions) for positions in members.values()]
 
     def to(self, device: torch.device) -> "StepInput":
-        """Returns the same step with its tensors on `device`, and with all token ids.
-
-        The host waits for no copy. The next step may reuse this step's memory at once."""
-        return self if device.type == "cpu" and self.fed is None else self.sent(device)
-
-    def sent(self, device: torch.device) -> "StepInput":
-        """Does the same as `to`, but always copies."""
+        """Returns the same step with its tensors on `device`, and with all token ids. The host waits for no copy. The
+        next step may reuse this step's memory at once."""
+        if device.type == "cpu" and self.fed is None:
+            return self
         values = HostValues(device)
         indexes = {name: values.add(getattr(self, name).numpy()) for name in TENSORS}
         feed = None if self.fed is None else self.fed.plan(values)
@@ -119,6 +112,14 @@ class StepInput:
         if feed is not None:
             feed(tensors["token_ids"])
         return replace(self, **tensors, embeds=[_sent(piece, device) for piece in self.embeds], fed=None)
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """The logits, float32 (num_sampling, vocab), and the `prompt_logprobs` of all chunks' `scored_tokens`, in order."""
+
+    logits: torch.Tensor
+    prompt_logprobs: list[TokenLogprobs]
 
 
 def _sent(embeds: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -135,20 +136,12 @@ def slots_of(blocks: Sequence[int], start: int, end: int, block_size: int) -> np
 
 
 class StepBuilder:
-    """Builds steps in reused memory, so that a decode-only step creates no tensors: after a forward pass, PyTorch's
-    code has left the processor's caches, and each kind of call takes some 30 microseconds.
-
-    A step is valid until the builder builds the next one.
-    """
+    """Builds steps in reused memory, each valid until the next one is built. A decode-only step thus creates no
+    tensors: after a forward pass PyTorch's code has left the processor's caches, and a call takes some 30
+    microseconds."""
 
     def __init__(
-        self,
-        *,
-        max_num_tokens: int,
-        block_size: int,
-        num_rope_axes: int,
-        keeps_tokens: bool,
-        has_loras: bool = False,
+        self, *, max_num_tokens: int, block_size: int, num_rope_axes: int, keeps_tokens: bool, has_loras: bool = False
     ) -> None:
         """`keeps_tokens`: whether the model looks up placeholders' ids. Otherwise they become 0, because they may lie
         outside the vocabulary. `has_loras`: whether sequences may have adapters."""
@@ -161,49 +154,33 @@ class StepBuilder:
         self._rows = np.frombuffer(self._integers, dtype=np.int64).reshape(num_rows, max_num_tokens)
         self._tensor = torch.from_numpy(self._rows)
         self._starts = range(0, num_rows * max_num_tokens, max_num_tokens)
-        self._views = lru_cache(maxsize=_CACHED_VIEWS)(self._make_views)
-        self._start()
-
-    def _start(self) -> None:
-        self._num_tokens = self._num_logits = 0
-        self._tables: list[list[int]] = []
-        self._query_lengths: list[int] = []
-        self._context_lengths: list[int] = []
-        self._prompt_lengths: list[int] = []
-        self._span_members: list[tuple[int, int, int]] = []
-        self._scored: list[tuple[int, int, int]] = []
-        self._embed_rows: list[int] = []
-        self._embeds: list[torch.Tensor] = []
-        self._fed: list[tuple[int, int]] = []
+        self._views = lru_cache(maxsize=256)(self._make_views)
 
     def build(self, chunks: Sequence[ScheduledChunk], chosen: torch.Tensor | None = None) -> StepInput:
         """Returns the step of `chunks`: decode chunks first, at most `max_num_tokens` tokens. `chosen`: the previous
         step's chosen tokens, on the device, if some are pending."""
-        self._start()
+        self._num_tokens = self._num_logits = 0
+        self._embed_rows: list[int] = []
+        self._fed: list[tuple[int, int]] = []
+        self._step = step = StepInput(_NONE, _NONE, _NONE, _NONE)
         for chunk in chunks:
             if chunk.decodes:
                 self._add_decodes(chunk)
             else:
                 self._add_prefill(chunk)
-        assert self._num_tokens <= self._rows.shape[1], "a token has overwritten another's row"
-        embed_rows, embeds = self._items() if self._embeds else (_NONE, [])
-        token_ids, slots, logits_rows, positions = self._views(self._num_tokens, self._num_logits)
-        return StepInput(
-            token_ids=token_ids,
-            positions=positions,
-            slot_mapping=slots,
-            logits_rows=logits_rows,
-            embed_rows=embed_rows,
-            embeds=embeds,
-            block_tables=self._tables,
-            query_lengths=self._query_lengths,
-            context_lengths=self._context_lengths,
-            prompt_lengths=self._prompt_lengths,
-            span_members=self._span_members,
-            scored=self._scored,
-            row_slots=self._row_slots(chunks) if self._has_loras else None,
-            fed=self._fed_tokens(chosen) if self._fed else None,
+        assert self._num_tokens <= self.max_num_tokens, "a token has overwritten another's row"
+        if step.embeds:
+            self._place_items()
+        step.token_ids, step.slot_mapping, step.logits_rows, step.positions = self._views(
+            self._num_tokens, self._num_logits
         )
+        if self._has_loras:
+            step.row_slots = _row_slots(chunks)
+        if self._fed:
+            assert chosen is not None, "a token is pending that no step has chosen"
+            rows, sources = np.array(self._fed, dtype=np.int64).T
+            step.fed = FedTokens(chosen, rows, sources)
+        return step
 
     def _make_views(self, num_tokens: int, num_logits: int) -> tuple[torch.Tensor, ...]:
         rows = self._tensor[:, :num_tokens]
@@ -235,63 +212,54 @@ class StepBuilder:
             integers[axis + row] = position + offset
         self._num_tokens += 1
         self._num_logits += 1
-        self._tables.append(sequence.block_table)
-        self._query_lengths.append(1)
-        self._context_lengths.append(position + 1)
-        self._prompt_lengths.append(sequence.num_prompt_tokens)
+        step = self._step
+        step.block_tables.append(sequence.block_table)
+        step.query_lengths.append(1)
+        step.context_lengths.append(position + 1)
+        step.prompt_lengths.append(sequence.num_prompt_tokens)
 
     def _add_prefill(self, chunk: ScheduledChunk) -> None:
         sequence, start, end, row = chunk.sequence, chunk.start, chunk.end, self._num_tokens
+        step = self._step
         own = self._rows[:, row : row + chunk.num_tokens]
         own[_TOKEN] = sequence.token_ids[start:end]
         own[_SLOT] = slots_of(sequence.block_table, start, end, self._block_size)
         own[_NUM_FIXED:] = sequence.layout.positions(start, end)
-        self._add_items(chunk, row)
-        self._add_spans(chunk)
-        for i in chunk.scored_tokens:
-            self._scored.append((row + i, sequence.token_ids[start + i + 1], sequence.num_prompt_logprobs or 0))
-        self._num_tokens += chunk.num_tokens
-        if chunk.samples:
-            self._rows[_LOGITS, self._num_logits] = self._num_tokens - 1
-            self._num_logits += 1
-        self._tables.append(sequence.block_table)
-        self._query_lengths.append(chunk.num_tokens)
-        self._context_lengths.append(end)
-        self._prompt_lengths.append(sequence.num_prompt_tokens)
-
-    def _add_items(self, chunk: ScheduledChunk, row: int) -> None:
-        for item in chunk.sequence.items:
-            rows = item.rows_between(chunk.start, chunk.end)
+        for item in sequence.items:
+            rows = item.rows_between(start, end)
             if positions := item.positions[rows]:
                 assert item.embeddings is not None, "scheduled before its embeddings had arrived"
-                self._embed_rows += [row + position - chunk.start for position in positions]
-                self._embeds.append(item.embeddings[rows])
+                self._embed_rows += [row + position - start for position in positions]
+                step.embeds.append(item.embeddings[rows])
+        for index, span in enumerate(sequence.layout.spans):
+            if start < span.end and span.start < end:
+                number = len(step.block_tables)
+                step.span_members += [(number, index, position) for position in span.members]
+        for i in chunk.scored_tokens:
+            step.scored.append((row + i, sequence.token_ids[start + i + 1], sequence.num_prompt_logprobs or 0))
+        if chunk.samples:
+            self._rows[_LOGITS, self._num_logits] = row + chunk.num_tokens - 1
+            self._num_logits += 1
+        self._num_tokens += chunk.num_tokens
+        step.block_tables.append(sequence.block_table)
+        step.query_lengths.append(chunk.num_tokens)
+        step.context_lengths.append(end)
+        step.prompt_lengths.append(sequence.num_prompt_tokens)
 
-    def _add_spans(self, chunk: ScheduledChunk) -> None:
-        row = len(self._tables)
-        for index, span in enumerate(chunk.sequence.layout.spans):
-            if chunk.start < span.end and span.start < chunk.end:
-                self._span_members += [(row, index, position) for position in span.members]
-
-    @staticmethod
-    def _row_slots(chunks: Sequence[ScheduledChunk]) -> torch.Tensor | None:
-        slots = [NO_SLOT if chunk.sequence.lora_slot is None else chunk.sequence.lora_slot for chunk in chunks]
-        if all(slot == NO_SLOT for slot in slots):
-            return None
-        return torch.from_numpy(np.repeat(slots, [chunk.num_tokens + len(chunk.draft) for chunk in chunks]))
-
-    def _fed_tokens(self, chosen: torch.Tensor | None) -> FedTokens:
-        assert chosen is not None, "a token is pending that no step has chosen"
-        rows, sources = np.array(self._fed, dtype=np.int64).T
-        return FedTokens(chosen, rows, sources)
-
-    def _items(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Returns the rows of the items' embeddings, ascending, and the embeddings in that order. Only embeddings of
+    def _place_items(self) -> None:
+        """Sets the rows of the items' embeddings, ascending, and sorts the embeddings accordingly. Only embeddings of
         interleaved items are copied, because copying a large picture's embeddings would delay this thread."""
         rows = np.array(self._embed_rows)
         if not self._keeps_tokens:
             self._rows[_TOKEN, rows] = 0
-        if (np.diff(rows) > 0).all():
-            return torch.from_numpy(rows), self._embeds
-        order = np.argsort(rows)
-        return torch.from_numpy(rows[order]), [torch.cat(self._embeds)[torch.from_numpy(order)]]
+        if not (np.diff(rows) > 0).all():
+            order = np.argsort(rows)
+            rows, self._step.embeds = rows[order], [torch.cat(self._step.embeds)[torch.from_numpy(order)]]
+        self._step.embed_rows = torch.from_numpy(rows)
+
+
+def _row_slots(chunks: Sequence[ScheduledChunk]) -> torch.Tensor | None:
+    slots = [NO_SLOT if chunk.sequence.lora_slot is None else chunk.sequence.lora_slot for chunk in chunks]
+    if all(slot == NO_SLOT for slot in slots):
+        return None
+    return torch.from_numpy(np.repeat(slots, [chunk.num_tokens + len(chunk.draft) for chunk in chunks]))

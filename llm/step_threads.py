@@ -1,8 +1,7 @@
 """Chooses the number of threads of a decode-only step on the CPU: the one that was fastest lately.
 
 Such a step is memory-bound. One more thread helps if its core is idle. It hurts if the core is busy, because the step
-then waits for that thread.
-"""
+then waits for that thread."""
 
 _PERIOD = 16
 """One in so many decode-only steps tries another number of threads."""
@@ -18,15 +17,11 @@ class StepThreads:
     def __init__(self, max_threads: int) -> None:
         powers = (1 << power for power in range(max_threads.bit_length()))
         self._numbers = [*(number for number in powers if number < max_threads), max_threads]
-        self._present = 0
-        self._tried = 0
+        self.most = max_threads
+        self._present = self._tried = 0
         self._ratios = [1.0] * len(self._numbers)
         self._num_steps = 0
         self._last: tuple[int, float] | None = None
-
-    @property
-    def most(self) -> int:
-        return self._numbers[-1]
 
     def next_number(self) -> int:
         """Returns the number of threads for the next decode-only step. Report its duration to `note`."""
@@ -37,8 +32,7 @@ class StepThreads:
         return self._numbers[self._tried]
 
     def note(self, num_rows: int, seconds: float) -> None:
-        """Records the duration of the last step, of `num_rows` decoded rows. A trial counts if the previous step had
-        the same number of rows."""
+        """Records a step of `num_rows` decoded rows. A trial counts if the previous step had as many rows."""
         if self._tried == self._present:
             self._last = (num_rows, seconds)
         elif self._last is not None and self._last[0] == num_rows:

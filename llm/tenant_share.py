@@ -1,9 +1,7 @@
 """Chooses the sequences that decode in a step, if several tenants have some, so that each tenant gets its share.
 
-A tenant with many sequences makes every step long, even for a tenant with one. A step therefore takes at most
-`number of tenants` times as long as a step of the smallest tenant alone. If step time hardly depends on the number of
-sequences, as on a GPU, all sequences decode.
-"""
+A tenant with many sequences makes steps long for all. A step therefore takes at most `number of tenants` times as long
+as a step of the smallest tenant alone. If step time hardly depends on their number, as on a GPU, all decode."""
 
 from collections import defaultdict, deque
 from collections.abc import Collection
@@ -50,9 +48,8 @@ class TenantShare:
 
     def _number_each(self, numbers: Seq[int]) -> int:
         """Returns the number of sequences of each tenant that decode. 0: only the first tenant decodes. `numbers`: of
-        the tenants' sequences, ascending.
-
-        A tenant with only a prompt counts as one sequence. Steps with prompts measure nothing."""
+        the tenants' sequences, ascending. A tenant with only a prompt counts as one. Steps with prompts measure
+        nothing."""
         each, most, measures = max(1, numbers[0]), numbers[-1], numbers[0] > 0
         if each == most:
             return most

@@ -29,7 +29,7 @@ class Family:
 FAMILIES: dict[str, Family] = {
     "aria": Family("aria:ARIA", "tiles:ARIA", "causal:ARIA"),
     "blip-2": Family("fixed_size:BLIP_2", "tiles:BLIP_2", "causal:BLIP_2"),
-    "chameleon": Family("fixed_size:CHAMELEON", "chameleon:CHAMELEON", "chameleon:CHAMELEON"),
+    "chameleon": Family("fixed_size:CHAMELEON", "chameleon:CHAMELEON", "causal:CHAMELEON"),
     "deepseek_vl": Family("fixed_size:DEEPSEEK_VL", "tiles:DEEPSEEK_VL", "causal:DEEPSEEK_VL"),
     "florence2": Family(
         "fixed_size:FLORENCE2",
@@ -37,7 +37,7 @@ FAMILIES: dict[str, Family] = {
         why_unserved="its text model is an encoder-decoder, and the engine runs decoders",
     ),
     "fuyu": Family("fuyu:FUYU", "fuyu:FUYU", "causal:FUYU"),
-    "gemma3": Family("gemma3:GEMMA3", "tiles:GEMMA3", "gemma3:GEMMA3"),
+    "gemma3": Family("gemma3:GEMMA3", "tiles:GEMMA3", "spans:GEMMA3"),
     "gemma3n": Family("fixed_size:GEMMA3N", "tiles:GEMMA3N", "gemma3n:GEMMA3N"),
     "idefics3": Family("idefics3:IDEFICS3", "idefics3:IDEFICS3", "causal:IDEFICS3"),
     "internlm2": Family(
@@ -55,8 +55,8 @@ FAMILIES: dict[str, Family] = {
         why_unserved="its text model has layers of linear attention, whose state no KV cache holds",
     ),
     "mistral3": Family("mistral3:MISTRAL3", "mistral3:MISTRAL3", "causal:MISTRAL3"),
-    "molmo2": Family("molmo2:MOLMO2", "molmo2:MOLMO2", "molmo2:MOLMO2"),
-    "paligemma": Family("fixed_size:PALIGEMMA", "tiles:PALIGEMMA", "paligemma:PALIGEMMA"),
+    "molmo2": Family("molmo2:MOLMO2", "molmo2:MOLMO2", "spans:MOLMO2"),
+    "paligemma": Family("fixed_size:PALIGEMMA", "tiles:PALIGEMMA", "spans:PALIGEMMA"),
     "phi4_multimodal": Family(
         "phi4_multimodal:PHI4_MULTIMODAL",
         why_unserved="its rotary embeddings depend on the longest sequence of a batch",

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from raylens.llm.attention import AttentionCall, LayerShape
-from raylens.llm.attention_masks import chunk_masks
-from raylens.llm.chunk_attention import attend_chunk, capped
+from raylens.llm.chunk_attention import attend_chunk, capped, chunk_masks
 from raylens.llm.step_input import StepInput
 
 # A sequence of more stretches is copied first: each stretch costs two matrix products.

@@ -8,11 +8,10 @@ import numpy as np
 import torch
 
 from raylens.llm.attention import AttentionCall, LayerShape
-from raylens.llm.attention_masks import chunk_masks
-from raylens.llm.cache_slots import write_slots
+from raylens.llm.chunk_attention import chunk_masks
 from raylens.llm.cuda.decode_kernels import PagedContexts, count_splits, paged_decode
 from raylens.llm.host_values import send
-from raylens.llm.prefill_chunks import PrefillChunks, prefill_chunks
+from raylens.llm.prefill_chunks import PrefillChunks, prefill_chunks, write_slots
 from raylens.llm.step_input import StepInput
 
 

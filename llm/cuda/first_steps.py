@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 
 from raylens.llm.ranks.parallel import RankDiedError
-from raylens.llm.step_input import StepInput
-from raylens.llm.step_output import StepOutput
+from raylens.llm.step_input import StepInput, StepOutput
 
 _PROMPT = 2  # tokens of the shortest prefill chunk
 

@@ -1,1 +1,1 @@
-"""LoRA adapters: reads them from a folder, keeps them in memory, and applies them to the sequences that ask."""
+"""LoRA adapters: reads them from a folder, and applies those in memory to the rows of a step."""

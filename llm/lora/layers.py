@@ -1,8 +1,7 @@
 """The weights of the adapters in memory, and the linear layers that apply them.
 
 The adapters of a layer are concatenated, as a single adapter of rank `max_loras` * `max_lora_rank`. A mask limits each
-row of a step to its own adapter. A layer thus costs two more products, for any number of adapters in a step.
-"""
+row of a step to its own adapter. A layer thus costs two more products, for any number of adapters in a step."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,9 +19,8 @@ from raylens.llm.lora.request import NO_SLOT
 
 @dataclass(slots=True)
 class ActiveAdapters:
-    """The adapters of the running step. `slots`: the slots of its rows. `ranks`: the range of their weights.
-    `is_foreign`: (num_rows, number of ranks) bool, True where the weight belongs to another adapter than the row's;
-    None: no weight does."""
+    """The adapters of the running step. `slots`: of its rows. `ranks`: the range of their weights. `is_foreign`:
+    (num_rows, number of ranks) bool, True where a weight belongs to another adapter than the row's; None: nowhere."""
 
     slots: frozenset[int] = frozenset()
     num_rows: int = 0
@@ -33,23 +31,13 @@ class ActiveAdapters:
 class LoraLinear(nn.Module):
     """Wraps a linear layer of any kind, and adds the delta of each row's adapter."""
 
-    def __init__(
-        self,
-        base: nn.Module,
-        shape: LinearShape,
-        active: ActiveAdapters,
-        *,
-        num_ranks: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        """`num_ranks`: the sum of the ranks of all slots."""
+    def __init__(self, base: nn.Module, a: torch.Tensor, b: torch.Tensor, active: ActiveAdapters) -> None:
+        """`a` (ranks of all slots, in_features) and `b` (ranks of all slots, out_features): zeros."""
         super().__init__()
         self.base = base
+        self.a, self.b = a, b
         self.active = active
         self.used_slots: set[int] = set()
-        self.a = torch.zeros(num_ranks, shape.in_features, dtype=dtype, device=device)
-        self.b = torch.zeros(num_ranks, shape.out_features, dtype=dtype, device=device)
         # The slices of the last step: slicing costs as much as the product.
         self._ranks = slice(0)
         self._parts = self.a.T, self.b
@@ -107,9 +95,9 @@ class LoraLayers:
         for name, shape in shapes.items():
             owner, _, leaf = name.rpartition(".")
             modules: dict[str, Any] = decoder.get_submodule(owner)._modules
-            linear = LoraLinear(
-                modules[leaf], shape, self._active, num_ranks=max_loras * max_rank, dtype=dtype, device=device
-            )
+            sizes = shape.in_features, shape.out_features
+            a, b = (torch.zeros(max_loras * max_rank, size, dtype=dtype, device=device) for size in sizes)
+            linear = LoraLinear(modules[leaf], a, b, self._active)
             self._places.append((modules, leaf, linear))
             self._linears[_from_layers(name)] = linear
         self.shapes = {_from_layers(name): shape for name, shape in shapes.items()}
@@ -153,12 +141,11 @@ class LoraLayers:
 
 
 def linear_shapes(decoder: nn.Module) -> dict[str, LinearShape]:
-    """Returns the plain linear layers within the decoder's layers, by name. Experts are left out, because their rows
-    are not the step's rows."""
+    """Returns the plain linear layers of the decoder's layers, by name, without experts, which see other rows."""
     return {
         name: LinearShape(module.in_features, module.out_features)
         for name, module in decoder.named_modules()
-        if isinstance(module, nn.Linear) and f".{name}".find(".layers.") >= 0 and ".experts." not in name
+        if isinstance(module, nn.Linear) and ".layers." in f".{name}" and ".experts." not in name
     }
 
 

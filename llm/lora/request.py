@@ -13,8 +13,7 @@ class LoraRequest:
     """An adapter in PEFT's format. Equal requests share the adapter's slot in memory and its cached prefixes.
 
     `folder`: holds CONFIG_FILE and WEIGHTS_FILE.
-    `version`: changes with these files, so that an adapter replaced on disk counts as another one.
-    """
+    `version`: changes with these files, so that an adapter replaced on disk counts as another one."""
 
     name: str
     folder: str

@@ -12,10 +12,6 @@ from raylens.modeling.half_model import HalfModel
 from raylens.preprocess.schema import ProcessedPrompt
 
 
-def plain_layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
-    return PLAIN
-
-
 def embed_tokens(model: PreTrainedModel, token_ids: torch.Tensor) -> torch.Tensor:
     embeds: torch.Tensor = model.get_input_embeddings()(token_ids)
     return embeds
@@ -50,16 +46,14 @@ class LanguageFamily(HalfModel):
     `adds_embeddings`: whether item embeddings are added to the embeddings of their placeholders, not substituted.
     `num_deepstack_levels`: returns the number of further embeddings of each item position. They follow the first
     embedding on the last axis. The output of each of the decoder's first layers gets one of them added.
-    `num_rope_axes`: the number of rotary positions of a token.
-    `has_spans`: whether `layout` has bidirectional spans.
+    `num_rope_axes`: the number of rotary positions of a token. `has_spans`: whether `layout` has bidirectional spans.
     `windows_cut_spans`: whether a layer's sliding window also applies within a span.
     `logits`: returns the logits (num_rows, vocab) of hidden states (num_rows, hidden_size): all operations of the
-    Hugging Face class after its decoder.
-    """
+    Hugging Face class after its decoder."""
 
     unused: tuple[str, ...] = ("model.vision_tower", "model.multi_modal_projector")
     decoder: str = "model.language_model"
-    layout: Callable[[PreTrainedModel, ProcessedPrompt], PromptLayout] = plain_layout
+    layout: Callable[[PreTrainedModel, ProcessedPrompt], PromptLayout] = lambda model, prompt: PLAIN
     embed_tokens: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor] = embed_tokens
     inputs_of_tokens: Callable[[PreTrainedModel, torch.Tensor], dict[str, torch.Tensor]] = no_inputs
     takes_item_mask: bool = False

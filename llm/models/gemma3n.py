@@ -24,7 +24,6 @@ def _embed_tokens(model: PreTrainedModel, token_ids: torch.Tensor) -> torch.Tens
 
 def _per_layer_inputs(model: PreTrainedModel, token_ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """Returns every layer's embeddings of the tokens, (1, num_tokens, num_layers, hidden_size_per_layer_input).
-
     Placeholders have the id 0 here. transformers, too, looks up token 0 for ids outside the table."""
     return {"per_layer_inputs": model.model.language_model.get_per_layer_inputs(token_ids.unsqueeze(0))}
 

@@ -1,8 +1,7 @@
 """InternLM2 with a partial LoRA (PLoRA): every linear layer has low-rank weights that apply at images' positions only.
 
 The text models of WeMM and InternLM-XComposer2 compute y = W x + m B A x, where m is 1 at the positions of items and 0
-elsewhere (https://arxiv.org/abs/2401.16420). Modules have the names of the published files.
-"""
+elsewhere (https://arxiv.org/abs/2401.16420). Modules have the names of the published files."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,11 +23,7 @@ from transformers.models.llama.modeling_llama import (
 from raylens.llm.models.family import LanguageFamily
 from raylens.modeling.wemm_config import InternLM2Config
 
-PLORA_RENAMINGS = {
-    r"\.original_linear\.": ".",
-    r"\.Plora_A\.": "_plora_a.",
-    r"\.Plora_B\.": "_plora_b.",
-}
+PLORA_RENAMINGS = {r"\.original_linear\.": ".", r"\.Plora_A\.": "_plora_a.", r"\.Plora_B\.": "_plora_b."}
 """From weight names in checkpoints to module names here. Some checkpoints add an infix to weights with a LoRA."""
 
 
@@ -43,9 +38,8 @@ class PLoRAModule(nn.Module):
             self.add_module(f"{name}_plora_b", nn.Linear(rank, num_outputs, bias=False))
 
     def linear(self, name: str, inputs: torch.Tensor, item_mask: torch.Tensor | None) -> torch.Tensor:
-        """Takes `inputs` (1, num_tokens, num_inputs), returns (1, num_tokens, num_outputs).
-
-        `item_mask`: (1, num_tokens, 1), in the dtype of `inputs`, 1 for tokens with the LoRA, else 0. None: all 0."""
+        """Takes `inputs` (1, num_tokens, num_inputs), returns (1, num_tokens, num_outputs). `item_mask`: (1,
+        num_tokens, 1), in the dtype of `inputs`, 1 for tokens with the LoRA, else 0. None: all 0."""
         outputs: torch.Tensor = self.get_submodule(name)(inputs)
         if item_mask is None:
             return outputs
@@ -71,9 +65,8 @@ class InternLM2Attention(PLoRAModule):
     def forward(
         self,
         hidden: torch.Tensor,
-        rotations: tuple[torch.Tensor, torch.Tensor],
         item_mask: torch.Tensor | None,
-        attention_mask: torch.Tensor | None,
+        rotations: tuple[torch.Tensor, torch.Tensor],
         **kwargs: Any,
     ) -> torch.Tensor:
         groups = self.num_key_value_groups
@@ -85,7 +78,7 @@ class InternLM2Attention(PLoRAModule):
         attend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
-        output, _ = attend(self, queries, keys, values, attention_mask, scaling=self.scaling, **kwargs)
+        output, _ = attend(self, queries, keys, values, scaling=self.scaling, **kwargs)
         return self.linear("wo", output.flatten(2), item_mask)
 
 
@@ -95,12 +88,10 @@ class InternLM2MLP(PLoRAModule):
     def __init__(self, config: InternLM2Config) -> None:
         super().__init__()
         self.activation = ACT2FN[config.hidden_act]
-        for name, sizes in (
-            ("w1", (config.hidden_size, config.intermediate_size)),
-            ("w3", (config.hidden_size, config.intermediate_size)),
-            ("w2", (config.intermediate_size, config.hidden_size)),
-        ):
-            self.add_linear(name, *sizes, bias=False, rank=config.plora_rank)
+        sizes, rank = (config.hidden_size, config.intermediate_size), config.plora_rank
+        self.add_linear("w1", *sizes, bias=False, rank=rank)
+        self.add_linear("w3", *sizes, bias=False, rank=rank)
+        self.add_linear("w2", *reversed(sizes), bias=False, rank=rank)
 
     def forward(self, hidden: torch.Tensor, item_mask: torch.Tensor | None) -> torch.Tensor:
         gate = self.activation(self.linear("w1", hidden, item_mask))
@@ -115,16 +106,8 @@ class InternLM2DecoderLayer(GradientCheckpointingLayer):
         self.attention_norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.ffn_norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(
-        self,
-        hidden: torch.Tensor,
-        rotations: tuple[torch.Tensor, torch.Tensor],
-        item_mask: torch.Tensor | None,
-        attention_mask: torch.Tensor | None,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        attended = self.attention(self.attention_norm(hidden), rotations, item_mask, attention_mask, **kwargs)
-        hidden = hidden + attended
+    def forward(self, hidden: torch.Tensor, item_mask: torch.Tensor | None, **kwargs: Any) -> torch.Tensor:
+        hidden = hidden + self.attention(self.attention_norm(hidden), item_mask, **kwargs)
         output: torch.Tensor = hidden + self.feed_forward(self.ffn_norm(hidden), item_mask)
         return output
 
@@ -135,6 +118,7 @@ class InternLM2PreTrainedModel(PreTrainedModel):
     _no_split_modules = ("InternLM2DecoderLayer",)
     _supports_attention_backend = True
     _supports_sdpa = True
+    _input_embed_layer = "tok_embeddings"
 
 
 class InternLM2Model(InternLM2PreTrainedModel):
@@ -148,9 +132,6 @@ class InternLM2Model(InternLM2PreTrainedModel):
         self.rotary_emb = LlamaRotaryEmbedding(config)
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.tok_embeddings
-
     def forward(
         self,
         inputs_embeds: torch.Tensor,
@@ -159,19 +140,15 @@ class InternLM2Model(InternLM2PreTrainedModel):
         attention_mask: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput:
-        """Takes embeddings (1, num_tokens, hidden_size) and positions (1, num_tokens), int64, and returns the last
-        hidden states, (1, num_tokens, hidden_size).
-
-        `item_mask`: (1, num_tokens) bool, True for tokens of items. None: all False. The attention function gets
+        """Returns the last hidden states, (1, num_tokens, hidden_size). `position_ids`: (1, num_tokens), int64.
+        `item_mask`: (1, num_tokens) bool, True for tokens of items; None: all False. The attention function gets
         `attention_mask` and all other arguments."""
         hidden = inputs_embeds
-        if self.config.plora_rank == 0:
-            item_mask = None
-        elif item_mask is not None:
-            item_mask = item_mask.unsqueeze(-1).to(hidden.dtype)
+        if item_mask is not None:
+            item_mask = item_mask.unsqueeze(-1).to(hidden.dtype) if self.config.plora_rank > 0 else None
         rotations = self.rotary_emb(hidden, position_ids)
         for layer in self.layers:
-            hidden = layer(hidden, rotations, item_mask, attention_mask, **kwargs)
+            hidden = layer(hidden, item_mask, rotations=rotations, attention_mask=attention_mask, **kwargs)
         return BaseModelOutput(last_hidden_state=self.norm(hidden))
 
 
@@ -186,9 +163,6 @@ class InternLM2ForCausalLM(InternLM2PreTrainedModel):
         self.model = InternLM2Model(config)
         self.output = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.model.tok_embeddings
 
     def get_output_embeddings(self) -> nn.Module:
         return self.output

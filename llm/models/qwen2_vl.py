@@ -1,6 +1,7 @@
 """Qwen2-VL, Qwen2.5-VL and Qwen3-VL: a token has three rotary positions, in time, height and width."""
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -16,15 +17,13 @@ _GRIDS = {"image_grid_thw": _IMAGE, "video_grid_thw": _VIDEO}
 
 
 def _layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
-    """Returns the rotary positions that the model itself computes from the items' grids of patches.
-
-    As in `generate`, each axis continues from the prompt's last token. The model's own `rope_deltas` continue from the
-    largest position of the prompt, often a position of a video's last frame.
-    """
+    """Returns the rotary positions that the model itself computes from the items' grids of patches. As in `generate`,
+    each axis continues from the prompt's last token. The model's own `rope_deltas` continue from the largest position
+    of the prompt, often a position of a video's last frame."""
     num_tokens = len(prompt.prompt_token_ids)
     token_types = torch.full((1, num_tokens), _TEXT, dtype=torch.int)
     for placeholder, inputs in zip(prompt.placeholders, prompt.language_inputs, strict=True):
-        token_types[0, list(placeholder.embed_positions())] = _modality(inputs)
+        token_types[0, list(placeholder.embed_positions())] = _grid(inputs)[0]
     _check_grids(model.config, token_types, prompt)
     batch, _ = model.model.get_rope_index(
         torch.tensor([prompt.prompt_token_ids]), mm_token_type_ids=token_types, **_merged(prompt.language_inputs)
@@ -38,9 +37,10 @@ def _layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
     )
 
 
-def _modality(inputs: LanguageInputs) -> int:
-    (modality,) = (modality for name, modality in _GRIDS.items() if name in inputs)
-    return modality
+def _grid(inputs: LanguageInputs) -> tuple[int, list[int]]:
+    """Returns an item's modality and its patches in time, height and width."""
+    ((modality, grid),) = ((modality, inputs[name][0]) for name, modality in _GRIDS.items() if name in inputs)
+    return modality, grid.tolist()
 
 
 def _merged(language_inputs: list[LanguageInputs]) -> dict[str, torch.Tensor]:
@@ -52,18 +52,15 @@ def _merged(language_inputs: list[LanguageInputs]) -> dict[str, torch.Tensor]:
 
 
 def _check_grids(config: PreTrainedConfig, token_types: torch.Tensor, prompt: ProcessedPrompt) -> None:
-    """Raises InvalidRequestError unless the runs of placeholders match the items' grids.
-
-    The model does not check this. It would merge two adjacent items without a token between them."""
+    """Raises InvalidRequestError unless the runs of placeholders match the items' grids. The model does not check this:
+    it would merge two adjacent items without a token between them."""
     runs = [(kind, len(list(run))) for kind, run in groupby(token_types[0].tolist()) if kind != _TEXT]
     if runs != [run for inputs in prompt.language_inputs for run in _expected_runs(config, inputs)]:
         raise InvalidRequestError("the items do not fit their placeholders in the prompt", field="messages")
 
 
 def _expected_runs(config: PreTrainedConfig, inputs: LanguageInputs) -> Iterator[tuple[int, int]]:
-    modality = _modality(inputs)
-    name = next(name for name in _GRIDS if name in inputs)
-    time, height, width = inputs[name][0].tolist()
+    modality, (time, height, width) = _grid(inputs)
     num_embeds = height * width // config.vision_config.spatial_merge_size**2
     if modality == _VIDEO and config.model_type == "qwen3_vl":
         yield from [(modality, num_embeds)] * time  # a run for each frame, because timestamps separate the frames
@@ -71,16 +68,10 @@ def _expected_runs(config: PreTrainedConfig, inputs: LanguageInputs) -> Iterator
         yield modality, time * num_embeds
 
 
-QWEN2_VL = LanguageFamily(
-    whole="Qwen2VLForConditionalGeneration", unused=("model.visual",), layout=_layout, num_rope_axes=3
-)
-QWEN2_5_VL = LanguageFamily(
-    whole="Qwen2_5_VLForConditionalGeneration", unused=("model.visual",), layout=_layout, num_rope_axes=3
-)
-QWEN3_VL = LanguageFamily(
+_family = partial(LanguageFamily, unused=("model.visual",), layout=_layout, num_rope_axes=3)
+QWEN2_VL = _family(whole="Qwen2VLForConditionalGeneration")
+QWEN2_5_VL = _family(whole="Qwen2_5_VLForConditionalGeneration")
+QWEN3_VL = _family(
     whole="Qwen3VLForConditionalGeneration",
-    unused=("model.visual",),
-    layout=_layout,
-    num_rope_axes=3,
     num_deepstack_levels=lambda config: len(config.vision_config.deepstack_visual_indexes),
 )

@@ -21,17 +21,10 @@ class WemmLanguageModel(PreTrainedModel):
         self.language_model = InternLM2ForCausalLM(config.text_config)
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.language_model.get_input_embeddings()
-
     def get_output_embeddings(self) -> nn.Module:
         return self.language_model.get_output_embeddings()
 
 
 WEMM = LanguageFamily(
-    whole=WemmLanguageModel,
-    unused=(),
-    renamings=PLORA_RENAMINGS,
-    decoder="language_model.model",
-    takes_item_mask=True,
+    whole=WemmLanguageModel, unused=(), renamings=PLORA_RENAMINGS, decoder="language_model.model", takes_item_mask=True
 )

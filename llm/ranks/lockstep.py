@@ -6,8 +6,7 @@ import torch
 
 from raylens.llm.ranks.parallel import ProcessGroup, RankDiedError
 from raylens.llm.ranks.step_message import pack, unpack
-from raylens.llm.step_input import StepInput
-from raylens.llm.step_output import StepOutput
+from raylens.llm.step_input import StepInput, StepOutput
 
 
 class StepRunner(Protocol):

@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from raylens.llm.cuda import decode_kernels
 
 TARGETS = [GPUTarget("cuda", capability, 32) for capability in (80, 89, 90, 100)]
-# The least capability for a float8 cache, see `llm/cache_slots.py`.
+# The least capability for a float8 cache, see `llm/cache_size.py`.
 FLOAT8 = 89
 # Of queries and cache; key_dim, value_dim, query heads of a key head; whether there are several splits.
 KINDS = [

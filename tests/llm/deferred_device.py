@@ -16,8 +16,7 @@ from raylens.llm.engine import LLMEngine
 from raylens.llm.sampling.sampler import ChosenTokens, SampledToken, choose
 from raylens.llm.sampling.sampler_state import SamplerState
 from raylens.llm.scheduler import ScheduledChunk
-from raylens.llm.step_input import StepInput
-from raylens.llm.step_output import StepOutput
+from raylens.llm.step_input import StepInput, StepOutput
 
 
 @dataclass(eq=False)

@@ -1,14 +1,11 @@
 """Gives a runner without a GPU what one with a GPU has: its attention, and decode steps that are recorded."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from raylens.llm.attention import LayerShape
 from raylens.llm.cuda.attention import CudaAttention
 from raylens.llm.cuda.decode_graphs import DecodeGraphs, Outputs, Replay
-from raylens.llm.layer_probe import cache_shapes
 from raylens.llm.model_runner import ModelRunner
 from tests.llm.attention_reference import BLOCK_SIZE
 
@@ -39,7 +36,7 @@ class Recorder:
 
 def with_graphs(runner: ModelRunner, recorder: Recorder) -> CudaAttention:
     """Gives a runner on the CPU what one on a GPU has; on a GPU, the recorder in place of CUDA's."""
-    runner._attention = attention = make_attention(runner, layers_of(runner), runner.num_blocks)
+    runner._attention = attention = make_attention(runner, runner.num_blocks)
     runner._graphs = DecodeGraphs(
         runner.forward,
         attention,
@@ -52,14 +49,9 @@ def with_graphs(runner: ModelRunner, recorder: Recorder) -> CudaAttention:
     return attention
 
 
-def layers_of(runner: ModelRunner) -> list[LayerShape]:
-    with torch.compiler.set_stance("force_eager"):  # a runner probes before it compiles
-        return cache_shapes(runner._probe_layers())
-
-
-def make_attention(runner: ModelRunner, layers: Sequence[LayerShape], num_blocks: int) -> CudaAttention:
+def make_attention(runner: ModelRunner, num_blocks: int) -> CudaAttention:
     return CudaAttention(
-        layers,
+        runner._layers,
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         dtype=torch.float32,

@@ -81,7 +81,7 @@ def print_keys(checkpoint: str, dtype: DtypeName) -> None:
     engine = LLMEngine(config)
     runner = engine._runner
     with_graphs(engine._runner, Recorder())._num_processors = PROCESSORS_OF_H100
-    runner._run_first_steps(config)
+    runner._run_first_steps()
     at_start = list(keys)
     for step in steps(runner):
         runner.run_step(step)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylens.llm.attention_masks import prefill_mask
+from raylens.llm.chunk_attention import prefill_mask
 from raylens.llm.prompt_layout import BidirectionalSpan, PromptLayout
 
 CPU = torch.device("cpu")

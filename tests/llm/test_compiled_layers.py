@@ -28,7 +28,7 @@ from tests.small_models import make_checkpoint, small_requests, whole_class
 
 pytest.importorskip("triton")
 
-from tests.llm.graph_recorder import Recorder, layers_of, make_attention, with_graphs
+from tests.llm.graph_recorder import Recorder, make_attention, with_graphs
 
 MAX_NUM_TOKENS = 512
 # It has the most of its own: windows in some layers, soft caps, norms behind attention and MLP, too.
@@ -61,10 +61,10 @@ def make_config(checkpoint: str, dtype: DtypeName = "float32") -> EngineConfig:
     )
 
 
-def compile_runner(runner: ModelRunner, config: EngineConfig) -> None:
+def compile_runner(runner: ModelRunner) -> None:
     """What a runner on a GPU does with itself."""
     merge_linear_layers(runner._decoder, runner._probe_layers)
-    runner._compile_layers(layers_of(runner), config)
+    runner._compile_layers()
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_answers_equal_generate_and_wait_for_no_compiler(tmp_path: Path, name: s
     model = whole_class(model_type).from_pretrained(checkpoint, dtype=torch.float32).eval()
     requests = small_requests(model_type, model)
     engine = LLMEngine(make_config(checkpoint))
-    compile_runner(engine._runner, engine._config)
+    compile_runner(engine._runner)
     assert (num_compiled := counters["stats"]["unique_graphs"]) > 0
     # For as many tokens as it has heads, Chameleon's norm of heads is compiled once more.
     stance = "default" if name == "chameleon" else "fail_on_recompile"
@@ -113,12 +113,12 @@ def test_steps_are_recorded_and_wait_for_no_compiler(tmp_path: Path, name: str) 
     requests = small_requests(model_type, model)
     engine, recorder = LLMEngine(make_config(checkpoint)), Recorder()
     runner = engine._runner
-    with patch.object(runner, "_make_attention", lambda layers, num, _: make_attention(runner, layers, num)):
-        compile_runner(runner, engine._config)
+    with patch.object(runner, "_make_attention", lambda num: make_attention(runner, num)):
+        compile_runner(runner)
     assert (num_compiled := counters["stats"]["unique_graphs"]) > 0
     with torch.compiler.set_stance("fail_on_recompile"), torch.inference_mode():
         with_graphs(engine._runner, recorder)
-        runner._run_first_steps(engine._config)
+        runner._run_first_steps()
         assert answers(engine, requests) == [one.expected for one in requests]
     assert recorder.replayed
     assert counters["stats"]["unique_graphs"] == num_compiled
@@ -131,7 +131,7 @@ def test_numbers_are_rounded_where_the_layers_round_them(tmp_path: Path) -> None
     # Not what is compared here: a merged product may sum in another order.
     merge_linear_layers(runner._decoder, runner._probe_layers)
     plain = [hidden_states(runner, num_tokens) for num_tokens in (300, 2, 1)]
-    compile_runner(runner, config)
+    compile_runner(runner)
     compiled = [hidden_states(runner, num_tokens) for num_tokens in (300, 2, 1)]
     assert all(map(torch.equal, compiled, plain))
 
@@ -142,7 +142,7 @@ def compile_share(group: ProcessGroup, checkpoint: str) -> float:
         config = make_config(checkpoint)
         runner = ModelRunner(config, group)
         plain = hidden_states(runner, 40)
-        compile_runner(runner, config)
+        compile_runner(runner)
         assert counters["stats"]["unique_graphs"] > 0
         return float((hidden_states(runner, 40) - plain).abs().max())
 
@@ -162,7 +162,7 @@ def test_layers_that_cannot_be_compiled_stay_as_they_are(tmp_path: Path, caplog:
     requests = small_requests("llava", model)
     engine = LLMEngine(make_config(checkpoint))
     with inductor_config.patch({"cpp.cxx": ("no-such-compiler",), "force_disable_caches": True}):
-        compile_runner(engine._runner, engine._config)
+        compile_runner(engine._runner)
     assert "cannot be compiled" in caplog.text
     with torch.compiler.set_stance("fail_on_recompile"):
         assert answers(engine, requests) == [one.expected for one in requests]

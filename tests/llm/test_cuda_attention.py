@@ -29,7 +29,7 @@ pytest.importorskip("triton")
 
 from triton.runtime import interpreter
 
-from raylens.llm.cache_slots import check_cache_dtype
+from raylens.llm.cache_size import check_cache_dtype
 from raylens.llm.cuda import attention as cuda_attention
 from raylens.llm.cuda.attention import CudaAttention
 from raylens.llm.cuda.decode_kernels import PagedContexts, _aligned, count_splits, paged_decode

@@ -75,7 +75,7 @@ def engine(checkpoint: str, recorder: Recorder) -> LLMEngine:
 
 
 def start(engine: LLMEngine) -> None:
-    engine._runner._run_first_steps(engine._config)
+    engine._runner._run_first_steps()
 
 
 def test_the_first_steps_decode_with_and_without_a_graph(
@@ -160,7 +160,7 @@ def capture(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch, error: RuntimeEr
             raise error
 
     monkeypatch.setattr("raylens.llm.model_runner.CudaCapture", Failing)
-    return engine._runner._capture_graphs(engine._config)
+    return engine._runner._capture_graphs()
 
 
 def test_a_model_that_cannot_be_recorded_decodes_without_graphs(

@@ -13,8 +13,7 @@ from raylens.llm.config import EngineConfig
 from raylens.llm.cuda.first_steps import run_first_steps
 from raylens.llm.model_runner import ModelRunner
 from raylens.llm.ranks.parallel import ProcessGroup
-from raylens.llm.step_input import StepInput
-from raylens.llm.step_output import StepOutput
+from raylens.llm.step_input import StepInput, StepOutput
 from raylens.modeling.cuda_graphs import NotRecordableError
 from tests.llm.attention_reference import BLOCK_SIZE
 from tests.llm.ranks import on_both, pool_for_rank_one
@@ -32,7 +31,8 @@ def pool() -> Iterator[ProcessPoolExecutor]:
 
 
 def make_runner(group: ProcessGroup, checkpoint: str) -> ModelRunner:
-    return ModelRunner(EngineConfig(checkpoint, kv_cache_bytes=2**22, block_size=BLOCK_SIZE), group)
+    config = EngineConfig(checkpoint, kv_cache_bytes=2**22, block_size=BLOCK_SIZE, max_num_seqs=6)
+    return ModelRunner(config, group)
 
 
 @torch.inference_mode()
@@ -79,7 +79,7 @@ def has_graphs(group: ProcessGroup, checkpoint: str, failing_rank: int) -> bool:
         patch("raylens.llm.model_runner.CudaCapture", lambda device: recorder.capture),
         patch.object(runner, "forward", lambda *_: (torch.zeros(1, 1), torch.zeros(1, 1))),
     ):
-        return runner._capture_graphs(EngineConfig(checkpoint, max_num_seqs=2)) is not None
+        return runner._capture_graphs() is not None
 
 
 @pytest.mark.parametrize(("failing_rank", "expected"), [(0, False), (1, False), (2, True)])

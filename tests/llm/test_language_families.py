@@ -236,7 +236,10 @@ def test_logits_are_those_of_the_whole_model(small: Small) -> None:
             token_ids=list(prompt.prompt_token_ids),
             num_prompt_tokens=num_tokens,
             items=[
-                PromptItem.at(*item) for item in zip(prompt.placeholders, prompt.mm_hashes, one.embeddings, strict=True)
+                PromptItem(mm_hash, placeholder.embed_positions(), embeddings)
+                for placeholder, mm_hash, embeddings in zip(
+                    prompt.placeholders, prompt.mm_hashes, one.embeddings, strict=True
+                )
             ],
             max_num_tokens=num_tokens + NUM_TOKENS,
             layout=runner.prompt_layout(prompt),

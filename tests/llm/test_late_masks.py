@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from raylens.llm.answers import AnswerState
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.llm.late_masks import LateMasks, _matchers
 from raylens.llm.outputs import RequestOutput
-from raylens.llm.request import AnswerState
 from raylens.llm.sampling.grammar import GrammarMatcher
 from raylens.llm.sampling.grammar_source import GrammarError
 from raylens.llm.sampling.params import SamplingParams
@@ -99,7 +99,7 @@ def test_logits_are_kept_as_they_were(engine: LLMEngine, gate: threading.Event) 
     assert sampling == [waiting]
     assert kept is not None
     assert kept.tolist() == [list(range(8))]
-    assert not late
+    assert not late.sequences
     engine.abort("formed")
 
 
@@ -111,7 +111,7 @@ def test_logits_of_what_is_computed_again_are_dropped(engine: LLMEngine, gate: t
     assert late.sequences == [sequence]
     sequence.num_computed_tokens = 0  # preempted
     late.forget_gone()
-    assert not late
+    assert not late.sequences
     engine.abort("formed")
 
 

@@ -16,7 +16,7 @@ from raylens.llm.loader import load_language_half
 from raylens.llm.outputs import RequestOutput
 from raylens.llm.sampling.params import SamplingParams
 from raylens.llm.scheduler import ScheduledChunk
-from raylens.llm.step_output import StepOutput
+from raylens.llm.step_input import StepOutput
 from raylens.preprocess.media import MediaLimits, decode_image
 from raylens.preprocess.schema import InvalidRequestError, PlaceholderRange, ProcessedPrompt
 from tests.checkpoint_copies import copy_checkpoint

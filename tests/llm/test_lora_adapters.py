@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from raylens.llm.adapter_slots import LoraAdapters
+from raylens.llm.block_manager import shared_root
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.llm.lora.adapter import LinearShape, check_adapter, read_adapter
-from raylens.llm.lora.adapters import LoraAdapters
 from raylens.llm.lora.layers import LoraLayers
 from raylens.llm.lora.request import LoraError, LoraRequest
 from raylens.llm.outputs import RequestOutput
-from raylens.llm.prefix_cache import shared_root
 from raylens.llm.sequence import Sequence
 from tests.adapters import PREFIX, save_adapter
 from tests.llm.greedy_answers import PARAMS
@@ -189,8 +189,8 @@ class Places:
     def place(self, waiting: list[Sequence], running: list[Sequence]) -> list[bool]:
         """Returns which of the waiting sequences may start, once all that can be read has been read."""
         failures = self.adapters.place(waiting, running)
-        for one in list(self.adapters._loading.values()):
-            one.future.exception(timeout=10)
+        for _, future in list(self.adapters._loading.values()):
+            future.exception(timeout=10)
         failures |= self.adapters.place(waiting, running)
         assert not failures
         return [one.lora_slot is not None for one in waiting]

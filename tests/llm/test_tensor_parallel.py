@@ -20,8 +20,7 @@ from raylens.llm.ranks.lockstep import run_on_all_ranks, stop_ranks
 from raylens.llm.ranks.parallel import FRAME_BYTES, ParallelConfig, ProcessGroup, RankDiedError, connect, listen
 from raylens.llm.ranks.step_message import pack, unpack
 from raylens.llm.sampling.params import SamplingParams
-from raylens.llm.step_input import StepInput
-from raylens.llm.step_output import StepOutput
+from raylens.llm.step_input import StepInput, StepOutput
 from raylens.preprocess.schema import ProcessedPrompt
 from tests.checkpoint_copies import copy_checkpoint
 from tests.llm.ranks import as_rank, engine_of_two, on_both, pool_for_rank_one, silent_rank

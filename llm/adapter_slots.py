@@ -5,7 +5,6 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 import torch
 
@@ -17,29 +16,19 @@ from raylens.llm.sequence import Sequence
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Loading:
-    slot: int
-    future: "Future[None]"
-
-
 class LoraAdapters:
     """Gives adapters their slots, at most `max_loras` at once.
 
-    A thread of its own reads adapters, one after another, while steps run. The engine calls `place` before each step.
-    `place` gives each waiting sequence whose adapter is in memory the adapter's slot; the others wait.
-
-    If all slots are taken, `place` drops the least recently used adapter that no running and no earlier waiting
-    sequence uses. If all are in use, it holds back new sequences of one busy adapter until its running ones have ended;
-    otherwise a busy adapter would never give up its slot. Sequences of other adapters, and without one, are not
-    affected.
-    """
+    A thread of its own reads adapters, one after another, while steps run. Sequences whose adapter is not in memory
+    wait. If all slots are taken, `place` drops the least recently used adapter that no running and no earlier waiting
+    sequence uses. If all are in use, it holds back new sequences of one busy adapter until its running ones have ended,
+    because a busy adapter would never give up its slot otherwise."""
 
     def __init__(self, layers: LoraLayers, max_loras: int) -> None:
         self._layers = layers
         self._slots: OrderedDict[LoraRequest, int] = OrderedDict()  # least recently used first
         self._free = list(range(max_loras))
-        self._loading: dict[LoraRequest, _Loading] = {}
+        self._loading: dict[LoraRequest, tuple[int, Future[None]]] = {}
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapters")
         self.on_read: Callable[[], None] = lambda: None
         """Called on another thread when `has_news` becomes true."""
@@ -51,11 +40,11 @@ class LoraAdapters:
     @property
     def has_news(self) -> bool:
         """Returns whether reading an adapter has succeeded or failed since the last `place`."""
-        return any(one.future.done() for one in list(self._loading.values()))
+        return any(future.done() for _, future in list(self._loading.values()))
 
     def place(self, waiting: Iterable[Sequence], running: Iterable[Sequence]) -> dict[LoraRequest, LoraError]:
         """Sets `lora_slot` of the waiting sequences, given in scheduling order. Returns the adapters that could not be
-        read, with the reasons. The caller ends their sequences; a later sequence tries to read the adapter again."""
+        read, with the reasons. The caller ends their sequences; a later sequence tries again."""
         failures = self._collect()
         num_running = Counter(one.lora for one in running if one.lora is not None)
         for used in num_running:
@@ -80,14 +69,13 @@ class LoraAdapters:
         if not self._free:
             unused = next((one for one in self._slots if not num_running[one] and one not in wanted), None)
             if unused is None:
-                busy = [one for one in self._slots if num_running[one] and one not in held]
-                if busy:
+                if busy := [one for one in self._slots if num_running[one] and one not in held]:
                     held.add(min(busy, key=lambda one: num_running[one]))
                 return
             self._free.append(self._slots.pop(unused))
         slot = self._free.pop()
         future = self._loader.submit(self._read, lora, slot)
-        self._loading[lora] = _Loading(slot, future)
+        self._loading[lora] = slot, future
         future.add_done_callback(lambda _: self.on_read())
 
     @torch.inference_mode()
@@ -99,13 +87,15 @@ class LoraAdapters:
 
     def _collect(self) -> dict[LoraRequest, LoraError]:
         failures: dict[LoraRequest, LoraError] = {}
-        for lora, one in [item for item in self._loading.items() if item[1].future.done()]:
-            del self._loading[lora]
-            error = one.future.exception()
-            if error is None:
-                self._slots[lora] = one.slot
+        for lora, (slot, future) in list(self._loading.items()):
+            if not future.done():
                 continue
-            self._free.append(one.slot)
+            del self._loading[lora]
+            error = future.exception()
+            if error is None:
+                self._slots[lora] = slot
+                continue
+            self._free.append(slot)
             is_known = isinstance(error, LoraError)
             logger.error("adapter %s in %s: %s", lora.name, lora.folder, error, exc_info=None if is_known else error)
             failures[lora] = LoraError(f"adapter {lora.name!r}: {error if is_known else 'it could not be loaded'}")

@@ -1,0 +1,53 @@
+"""Families with bidirectional attention within spans of the prompt."""
+
+from itertools import chain, groupby
+
+from transformers import PreTrainedModel
+
+from raylens.llm.models.family import LanguageFamily, capped_output_head
+from raylens.llm.prompt_layout import PLAIN, BidirectionalSpan, PromptLayout
+from raylens.preprocess.schema import ProcessedPrompt
+
+
+def _gemma3_layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
+    """Makes each run of placeholders a span: an item with crops has one span for the picture and one for every crop."""
+    spans = []
+    for placeholder in prompt.placeholders:
+        runs = groupby(enumerate(placeholder.embed_positions()), key=lambda indexed: indexed[1] - indexed[0])
+        spans += [BidirectionalSpan.of([position for _, position in run]) for _, run in runs]
+    return PromptLayout(spans=tuple(sorted(spans, key=lambda span: span.start)))
+
+
+GEMMA3 = LanguageFamily(whole="Gemma3ForConditionalGeneration", layout=_gemma3_layout, has_spans=True)
+
+
+def _molmo2_layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
+    """Makes all picture tokens one span. Picture tokens are the tokens beyond the text model's vocabulary: the marks at
+    edges and row ends of pictures are among them, the timestamps between the frames of a video are not."""
+    vocab_size = model.config.text_config.vocab_size
+    ranges = (range(item.offset, item.offset + item.length) for item in prompt.placeholders)
+    members = sorted(position for position in chain(*ranges) if prompt.prompt_token_ids[position] >= vocab_size)
+    if not members:
+        return PLAIN
+    return PromptLayout(spans=(BidirectionalSpan.of(members),), is_prefix_cacheable=len(prompt.placeholders) == 1)
+
+
+MOLMO2 = LanguageFamily(
+    whole="Molmo2ForConditionalGeneration", layout=_molmo2_layout, has_spans=True, adds_embeddings=True
+)
+"""Item embeddings are added to token embeddings."""
+
+
+def _paligemma_layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
+    whole = BidirectionalSpan.of(range(len(prompt.prompt_token_ids)))
+    return PromptLayout(rope_offsets=(1,), spans=(whole,), is_prefix_cacheable=False)
+
+
+PALIGEMMA = LanguageFamily(
+    whole="PaliGemmaForConditionalGeneration",
+    layout=_paligemma_layout,
+    has_spans=True,
+    windows_cut_spans=False,
+    logits=capped_output_head,
+)
+"""PaliGemma and PaliGemma 2. Positions start at 1."""
