@@ -23,23 +23,23 @@ BUILDS = ("avx512", "avx2", "baseline")
 # By PyTorch's name of the processor's instruction set: the fastest build that runs on it.
 _FASTEST = {"AVX512": "avx512", "AVX2": "avx2"}
 
-_address, _integer = ctypes.c_void_p, ctypes.c_int64
+_address, _integer, _threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "panel": ([], _integer),
     "lanes": ([], _integer),
     "rows_at_once": ([], _integer),
     "pack": ([_address, _integer, _integer, _integer, _address], None),
-    "product": ([_address, _integer, _address, _address, _address, _address, _integer], None),
-    "mlp": ([_address, _integer, _address, _address, _address, _integer], None),
-    "attend": ([_address, _address, _address, _integer], None),
-    "attend_pictures": ([_address, _address, _integer], None),
-    "choose": ([_address, _integer, _integer, _address, _address, _integer], None),
-    "decode": ([_address, _address, _address, _integer], _integer),
+    "product": ([_address, _integer, _address, _address, _address, _address, _threads], None),
+    "mlp": ([_address, _integer, _address, _address, _address, _threads], None),
+    "attend": ([_address, _address, _address, _threads], None),
+    "attend_pictures": ([_address, _address, _threads], None),
+    "choose": ([_address, _integer, _integer, _address, _address, _threads], None),
+    "decode": ([_address, _address, _address, _threads], _integer),
 }
 
 
 class KernelLibrary:
-    """One loaded build. Its functions take addresses; `csrc/exports.h` describes them.
+    """One loaded build. Its functions take addresses, see RAYLENS_EXPORT in `csrc/`.
 
     `panel_columns`: the columns of a packed weight are padded to a multiple of this number.
     `lanes`: the rows of the cache are padded to a multiple of this number.

@@ -7,6 +7,7 @@ import torch
 
 from raylens.cpu_kernels.huge_pages import HugePages
 from raylens.cpu_kernels.library import KernelLibrary
+from raylens.cpu_kernels.structures import address_of, addresses, integers
 from raylens.cpu_kernels.threads import num_threads
 
 
@@ -34,12 +35,7 @@ class WeightLayout:
 class _PackedWeight(ctypes.Structure):
     """Mirrors `PackedWeight` of `csrc/packed_product.h`."""
 
-    _fields_ = [
-        ("panels", ctypes.c_void_p),
-        ("rows_out", ctypes.c_int64),
-        ("num_k", ctypes.c_int64),
-        ("is_bfloat16", ctypes.c_int64),
-    ]
+    _fields_ = addresses("panels") + integers("rows_out", "num_k", "is_bfloat16")
 
 
 class PackedWeight:
@@ -67,15 +63,8 @@ class PackedWeight:
         count = rows.numel() // self.layout.in_features
         num_at_once = min(count, self._library.rows_at_once)
         room = rows.new_empty(num_at_once, self.layout.in_features) if count > 1 else None
-        self._library.product(
-            self.address,
-            count,
-            rows.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            output.data_ptr(),
-            None if room is None else room.data_ptr(),
-            num_threads(),
-        )
+        places = (address_of(tensor) for tensor in (rows, bias, output, room))
+        self._library.product(self.address, count, *places, num_threads())
         return output
 
 

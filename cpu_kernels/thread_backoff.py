@@ -12,8 +12,8 @@ thread. The system's idle time shows free cores.
 
 import os
 import resource
-import time
 from pathlib import Path
+from time import perf_counter, process_time
 
 _SWITCHES_PER_SECOND = 60.0
 """Of a thread. An idle machine has about 15, caused by the system itself."""
@@ -43,7 +43,7 @@ class ThreadBackoff:
         """Returns the number of threads for the next piece of work. Report its duration to `note`."""
         if self._number < self._most:
             self._take_free_cores()
-        self._num_switches, self._cpu_seconds = _involuntary_switches(), _cpu_seconds()
+        self._num_switches, self._cpu_seconds = _involuntary_switches(), process_time()
         return self._number
 
     def note(self, seconds: float) -> None:
@@ -52,12 +52,12 @@ class ThreadBackoff:
             return
         thread_seconds = self._number * seconds
         were_taken = _involuntary_switches() - self._num_switches > _SWITCHES_PER_SECOND * thread_seconds
-        if were_taken and _cpu_seconds() - self._cpu_seconds < _COMPUTING_SHARE * thread_seconds:
+        if were_taken and process_time() - self._cpu_seconds < _COMPUTING_SHARE * thread_seconds:
             self._number //= 2
             self._watch()
 
     def _take_free_cores(self) -> None:
-        watched = _now() - self._watched_since
+        watched = perf_counter() - self._watched_since
         if watched < _WATCH_SECONDS:
             return
         num_free = (_idle_core_seconds() - self._idle_before) / watched
@@ -67,16 +67,7 @@ class ThreadBackoff:
         self._watch()
 
     def _watch(self) -> None:
-        self._watched_since, self._idle_before = _now(), _idle_core_seconds()
-
-
-def _now() -> float:
-    return time.perf_counter()
-
-
-def _cpu_seconds() -> float:
-    """Returns the CPU time of all of this process's threads."""
-    return time.process_time()
+        self._watched_since, self._idle_before = perf_counter(), _idle_core_seconds()
 
 
 def _involuntary_switches() -> int:
@@ -85,10 +76,9 @@ def _involuntary_switches() -> int:
 
 
 def _idle_core_seconds() -> float:
-    """Returns the idle time of all of the machine's cores. Without such figures from the system, cores count as always
-    idle."""
+    """Returns the idle time of all of the machine's cores. Where the system does not tell, all cores count as idle."""
     try:
         ticks = _STAT.read_bytes().split(maxsplit=6)
     except OSError:
-        return _now() * (os.cpu_count() or 1)
+        return perf_counter() * (os.cpu_count() or 1)
     return (int(ticks[4]) + int(ticks[5])) / os.sysconf("SC_CLK_TCK")  # idle, and waiting for a disk

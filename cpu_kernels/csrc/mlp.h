@@ -2,7 +2,7 @@
 #pragma once
 #include "packed_product.h"
 
-// Mirrors `_Linear` in linear.py.
+// Mirrors `LinearStructure` in mlp.py.
 struct Linear {
   const PackedWeight* weight;
   const float* bias;  // (rows_out,) or null
@@ -32,7 +32,7 @@ inline void inner_rows(const Mlp& mlp, const RowGroups& groups, const float* x, 
 
 // x: (num_rows, in_features), y: (num_rows, out_features). `room` has space for kRowsAtOnce rows of the inner size, and
 // as many of the larger of the inner size and in_features.
-inline void run_mlp(const Mlp& mlp, int64_t num_rows, const float* x, float* y, float* room, int threads) {
+RAYLENS_EXPORT void raylens_mlp(const Mlp& mlp, int64_t num_rows, const float* x, float* y, float* room, int threads) {
   int64_t num_k = mlp.first.weight->num_k, size = mlp.first.weight->rows_out, out = mlp.down.weight->rows_out;
   float *grouped = room, *inner = room + std::min(num_rows, kRowsAtOnce) * std::max(num_k, size);
   for (int64_t row = 0; row < num_rows; row += kRowsAtOnce) {

@@ -123,16 +123,24 @@ struct Upcoming {
   static int64_t per_group(const PackedWeight& weight) { return weight.num_k / kPiece; }
 };
 
-// Packs `weight`, (columns, num_k), into panels.
+// Returns the number whose multiples the columns of a packed weight are padded to.
+RAYLENS_EXPORT int64_t raylens_panel() { return kPanel; }
+
 template <class Weights>
-void pack(const float* weight, int64_t columns, int64_t num_k, typename Weights::Number* panels) {
+void pack(const float* weight, int64_t columns, int64_t num_k, void* panels) {
   for (int64_t panel = 0; panel < num_panels(columns); panel++)
     for (int c = 0; c < kPanel; c++) {
       int64_t column = panel * kPanel + c;
-      auto* to = panels + panel * num_k * kPanel + Weights::place(c);
+      auto* to = static_cast<typename Weights::Number*>(panels) + panel * num_k * kPanel + Weights::place(c);
       for (int64_t k = 0; k < num_k; k++)
         to[k * kPanel] = Weights::of(column < columns ? weight[column * num_k + k] : 0.f);
     }
+}
+
+// Packs `weight`, (columns, num_k), into panels.
+RAYLENS_EXPORT void raylens_pack(const float* weight, int64_t columns, int64_t num_k, int64_t is_bfloat16,
+                                 void* panels) {
+  (is_bfloat16 ? pack<Bfloat16> : pack<Float32>)(weight, columns, num_k, panels);
 }
 
 // Rows of x in the product's reading order: groups of up to kRows rows, of about equal size; in a group, for each k,
@@ -160,18 +168,16 @@ class RowGroups {
 };
 
 // Two vectors of a row of y, of which `columns` numbers exist.
-RAYLENS_INLINE void load_columns(const float* from, int columns, Vec& first, Vec& second) {
+RAYLENS_INLINE void load_columns(const float* from, int columns, Vec (&to)[2]) {
   float room[kPanel] = {};
   if (columns < kPanel) from = std::copy(from, from + columns, room) - columns;
-  first = load(from);
-  second = load(from + kLanes);
+  for (int half = 0; half < 2; half++) to[half] = load(from + half * kLanes);
 }
 
-RAYLENS_INLINE void store_columns(float* to, int columns, Vec first, Vec second) {
+RAYLENS_INLINE void store_columns(float* to, int columns, const Vec (&from)[2]) {
   float room[kPanel];
   float* whole = columns < kPanel ? room : to;
-  store(whole, first);
-  store(whole + kLanes, second);
+  for (int half = 0; half < 2; half++) store(whole + half * kLanes, from[half]);
   if (columns < kPanel) std::copy(room, room + columns, to);
 }
 
@@ -193,22 +199,15 @@ struct Output {
 };
 
 // Finishes a row's columns of a product and stores them.
-RAYLENS_INLINE void finish_columns(const Output& output, float* to, int columns, Vec first, Vec second) {
-  if (output.then == Then::kActivate) {
-    first = activate(output.activation, first);
-    second = activate(output.activation, second);
-  } else if (output.then != Then::kStore) {
-    Vec old_first, old_second;
-    load_columns(to, columns, old_first, old_second);
-    if (output.then == Then::kAdd) {
-      first += old_first;
-      second += old_second;
-    } else {
-      first *= activate(output.activation, old_first);
-      second *= activate(output.activation, old_second);
-    }
+RAYLENS_INLINE void finish_columns(const Output& output, float* to, int columns, Vec (&product)[2]) {
+  Vec old[2];
+  if (output.then == Then::kAdd || output.then == Then::kGate) load_columns(to, columns, old);
+  for (int half = 0; half < 2; half++) {
+    if (output.then == Then::kAdd) product[half] += old[half];
+    if (output.then == Then::kActivate) product[half] = activate(output.activation, product[half]);
+    if (output.then == Then::kGate) product[half] *= activate(output.activation, old[half]);
   }
-  store_columns(to, columns, first, second);
+  store_columns(to, columns, product);
 }
 
 // The number of k that a product of several groups takes at a time: this part of a panel stays in the cache for all
@@ -225,8 +224,8 @@ void product_of_panel(const PackedWeight& weight, int64_t panel, const RowGroups
   static thread_local Scratch scratch;
   auto* weights = static_cast<const typename Weights::Number*>(weight.panels) + panel * weight.num_k * kPanel;
   int columns = static_cast<int>(std::min<int64_t>(kPanel, weight.rows_out - panel * kPanel));
-  Vec bias_first{}, bias_second{};
-  if (output.bias != nullptr) load_columns(output.bias + panel * kPanel, columns, bias_first, bias_second);
+  Vec bias[2] = {};
+  if (output.bias != nullptr) load_columns(output.bias + panel * kPanel, columns, bias);
   int64_t depth = groups.count() == 1 ? weight.num_k : kDepth;
   // The sums so far, if the product is computed in several parts.
   float* partial = depth < weight.num_k ? scratch.floats(groups.num_rows() * kPanel) : nullptr;
@@ -243,7 +242,7 @@ void product_of_panel(const PackedWeight& weight, int64_t panel, const RowGroups
         const float* own = x + row * weight.num_k + k * R;
         Vec sums[R][2] = {};
         if (k > 0)
-          for (int r = 0; r < R; r++) load_columns(partial + (row + r) * kPanel, kPanel, sums[r][0], sums[r][1]);
+          for (int r = 0; r < R; r++) load_columns(partial + (row + r) * kPanel, kPanel, sums[r]);
         if (groups.count() == 1) {
           constexpr int kFarLines = 4 * R >= 3 * kRows ? kRowLines : 0;
           Ahead far{reinterpret_cast<const char*>(block + kRowsFar * kPanel), kRowBytes};
@@ -263,10 +262,10 @@ void product_of_panel(const PackedWeight& weight, int64_t panel, const RowGroups
         }
         for (int r = 0; r < R; r++)
           if (is_last) {
-            float* to = output.y + (row + r) * output.stride + panel * kPanel;
-            finish_columns(output, to, columns, sums[r][0] + bias_first, sums[r][1] + bias_second);
+            for (int half = 0; half < 2; half++) sums[r][half] += bias[half];
+            finish_columns(output, output.y + (row + r) * output.stride + panel * kPanel, columns, sums[r]);
           } else {
-            store_columns(partial + (row + r) * kPanel, kPanel, sums[r][0], sums[r][1]);
+            store_columns(partial + (row + r) * kPanel, kPanel, sums[r]);
           }
       });
   }
@@ -274,10 +273,7 @@ void product_of_panel(const PackedWeight& weight, int64_t panel, const RowGroups
 
 inline void product_of_panel(const PackedWeight& weight, int64_t panel, const RowGroups& groups, const float* x,
                              const Output& output) {
-  if (weight.is_bfloat16)
-    product_of_panel<Bfloat16>(weight, panel, groups, x, output);
-  else
-    product_of_panel<Float32>(weight, panel, groups, x, output);
+  (weight.is_bfloat16 ? product_of_panel<Bfloat16> : product_of_panel<Float32>)(weight, panel, groups, x, output);
 }
 
 // Calls part(from, to) for parts of [0, panels).
@@ -305,11 +301,12 @@ inline const float* in_groups(const RowGroups& groups, const float* x, int64_t n
 
 // Products take so many rows at a time, so that their temporary memory is small and stays in a cache.
 constexpr int64_t kRowsAtOnce = 256;
+RAYLENS_EXPORT int64_t raylens_rows_at_once() { return kRowsAtOnce; }
 
 // y = x w^T + bias. x: (num_rows, num_k), y: (num_rows, rows_out), bias: (rows_out,) or null. With more than one row,
 // `room` has space for up to kRowsAtOnce rows of x.
-inline void product(const PackedWeight& weight, int64_t num_rows, const float* x, const float* bias, float* y,
-                    float* room, int threads) {
+RAYLENS_EXPORT void raylens_product(const PackedWeight& weight, int64_t num_rows, const float* x, const float* bias,
+                                    float* y, float* room, int threads) {
   for (int64_t row = 0; row < num_rows; row += kRowsAtOnce) {
     RowGroups groups(std::min(kRowsAtOnce, num_rows - row));
     const float* own = in_groups(groups, x + row * weight.num_k, weight.num_k, room, threads);

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch
 
 from raylens.cpu_kernels.library import KernelLibrary
-from raylens.cpu_kernels.sampler import RowSettings, address, choose_tokens
+from raylens.cpu_kernels.sampler import RowSettings, choose_tokens
+from raylens.cpu_kernels.structures import address_of
 from raylens.llm.sampling.sampler_state import SamplerState
 
 
@@ -51,7 +52,7 @@ def _lasting_settings(state: SamplerState) -> RowSettings:
         row.set_tokens("allowed", state.allowed_token_ids)
     if len(state.biases):
         row.set_tokens("biased", state.biased_token_ids)
-        row.biases = address(state.biases)
+        row.biases = address_of(state.biases)
     return row
 
 
@@ -68,4 +69,4 @@ def _set_edits(row: RowSettings, state: SamplerState, kept: list[object]) -> Non
         token_ids, counts = state.seen.token_ids, state.seen.output_counts
         kept += (token_ids, counts)
         row.set_tokens("seen", token_ids)
-        row.output_counts = address(counts)
+        row.output_counts = address_of(counts)
