@@ -10,7 +10,8 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,8 +19,7 @@ from llguidance import LLMatcher
 
 from raylens.llm.byte_tokenizer import ByteTokenizer
 from raylens.llm.host_values import HostValues
-from raylens.llm.sampling.grammar_check import NICENESS, GrammarCheck
-from raylens.llm.sampling.grammar_source import GrammarError, check, make_matcher
+from raylens.llm.sampling.grammar_check import NICENESS, GrammarCheck, GrammarError, check, make_matcher
 from raylens.llm.sampling.structured_output import StructuredOutput
 from raylens.preprocess.schema import InvalidRequestError
 
@@ -90,19 +90,19 @@ class GrammarMatcher:
     def wait_for(matchers: "Iterable[GrammarMatcher]", timeout_s: float, *, for_all: bool) -> None:
         """Waits until the masks of all matchers, or of any, are ready, but at most `timeout_s`."""
         computing = [matcher._computing for matcher in matchers]
-        wait(computing, timeout_s) if for_all else wait(computing, timeout_s, FIRST_COMPLETED)
+        wait(computing, timeout_s, ALL_COMPLETED if for_all else FIRST_COMPLETED)
 
 
+@dataclass(frozen=True, slots=True)
 class CompiledGrammar:
-    """One compiled grammar. Immutable; any number of requests may share it."""
+    """One compiled grammar. Any number of requests may share it."""
 
-    def __init__(self, start: LLMatcher, vocab_size: int, threads: ThreadPoolExecutor) -> None:
-        self._start = start
-        self._vocab_size = vocab_size
-        self._threads = threads
+    start: LLMatcher
+    vocab_size: int
+    threads: ThreadPoolExecutor
 
     def new_matcher(self) -> GrammarMatcher:
-        return GrammarMatcher(self._start.deep_copy(), self._vocab_size, self._threads)
+        return GrammarMatcher(self.start.deep_copy(), self.vocab_size, self.threads)
 
 
 class GrammarCompiler:

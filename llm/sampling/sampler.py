@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,15 +25,16 @@ class SampledToken:
     logprobs: TokenLogprobs | None = None
 
 
-class _Choice(Protocol):
-    """The token chosen for each row."""
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """The token chosen for each row.
 
-    @property
-    def token_ids(self) -> torch.Tensor:
-        """Token ids (num_rows,), int64, on the logits' device. A row without a token has any id of the vocabulary."""
+    `token_ids`: returns them, (num_rows,), int64, on the logits' device, with any id for a row without a token.
+    `read`: returns them on the host, with None for a row whose highest logit is not finite, before or after its
+    edits."""
 
-    def read(self) -> list[int | None]:
-        """Returns the tokens, or None for a row whose highest logit is not finite, before or after its edits."""
+    token_ids: Callable[[], torch.Tensor]
+    read: Callable[[], list[int | None]]
 
 
 class ChosenTokens:
@@ -49,7 +49,7 @@ class ChosenTokens:
 
     @property
     def token_ids(self) -> torch.Tensor:
-        return self._choice.token_ids
+        return self._choice.token_ids()
 
     def read(self) -> list[SampledToken | None]:
         """Waits for the tokens, appends each to its row's state, and returns them.
@@ -76,51 +76,28 @@ def choose(logits: torch.Tensor, states: Sequence[SamplerState]) -> ChosenTokens
     The host waits for the device only for rows with `waits_for_device`.
     """
     wanting = _wanting_logprobs(states)
-    rows = send(np.array(wanting), logits.device) if wanting else None
-    raw = None if rows is None else logits[rows]
-    library = kernel_library() if logits.device.type == "cpu" else None
-    choice: _Choice = (
-        _choose(logits, states) if library is None else _ChosenByKernels(choose_by_kernels(library, logits, states))
-    )
-    if rows is None or raw is None:
-        return ChosenTokens(states, choice, None)
+    if not wanting:
+        return ChosenTokens(states, _choose(logits, states), None)
+    rows = send(np.array(wanting), logits.device)
+    raw, choice = logits[rows], _choose(logits, states)
     num_top = [states[row].params.logprobs or 0 for row in wanting]
-    return ChosenTokens(states, choice, LogprobsCopy(raw, choice.token_ids[rows], num_top))
+    return ChosenTokens(states, choice, LogprobsCopy(raw, choice.token_ids()[rows], num_top))
 
 
 def _wanting_logprobs(states: Sequence[SamplerState]) -> list[int]:
     return [row for row, state in enumerate(states) if state.params.logprobs is not None]
 
 
-class _ChosenByKernels:
-    """A choice made on the host."""
-
-    def __init__(self, tokens: list[int | None]) -> None:
-        self._tokens = tokens
-
-    @property
-    def token_ids(self) -> torch.Tensor:
-        return torch.tensor([token_id or 0 for token_id in self._tokens])
-
-    def read(self) -> list[int | None]:
-        return self._tokens
+def _choose(logits: torch.Tensor, states: Sequence[SamplerState]) -> _Choice:
+    library = kernel_library() if logits.device.type == "cpu" else None
+    if library is None:
+        return _choose_by_torch(logits, states)
+    tokens = choose_by_kernels(library, logits, states)
+    return _Choice(lambda: torch.tensor([token_id or 0 for token_id in tokens]), lambda: tokens)
 
 
-class _ChosenByDevice:
-    """A choice made on the device, with an asynchronous copy to the host. `is_finite` (num_rows,): whether a row has a
-    token."""
-
-    def __init__(self, token_ids: torch.Tensor, is_finite: torch.Tensor) -> None:
-        self.token_ids = token_ids
-        self._told = HostCopy(torch.stack([token_ids, is_finite.long()]))
-
-    def read(self) -> list[int | None]:
-        told = zip(*self._told.read(), strict=True)
-        return [token_id if is_finite else None for token_id, is_finite in told]
-
-
-def _choose(logits: torch.Tensor, states: Sequence[SamplerState]) -> _ChosenByDevice:
-    """Implements `choose` by PyTorch, with one copy in each direction."""
+def _choose_by_torch(logits: torch.Tensor, states: Sequence[SamplerState]) -> _Choice:
+    """Chooses on the logits' device, with one copy in each direction."""
     values = HostValues(logits.device)
     edits = plan_edits(values, states)
     drawing = [row for row, state in enumerate(states) if not state.is_greedy]
@@ -133,7 +110,12 @@ def _choose(logits: torch.Tensor, states: Sequence[SamplerState]) -> _ChosenByDe
     is_finite &= highest.isfinite()
     if draw is not None:
         draw(logits, token_ids)
-    return _ChosenByDevice(token_ids, is_finite)
+    copy = HostCopy(torch.stack([token_ids, is_finite.long()]))
+
+    def read() -> list[int | None]:
+        return [token_id if has_token else None for token_id, has_token in zip(*copy.read(), strict=True)]
+
+    return _Choice(lambda: token_ids, read)
 
 
 def _plan_draw(

@@ -16,9 +16,8 @@ from transformers import AutoConfig, AutoProcessor, LlavaForConditionalGeneratio
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.llm.loader import load_language_half
-from raylens.llm.ranks.lockstep import run_on_all_ranks, stop_ranks
+from raylens.llm.ranks.lockstep import pack, run_on_all_ranks, stop_ranks, unpack
 from raylens.llm.ranks.parallel import FRAME_BYTES, ParallelConfig, ProcessGroup, RankDiedError, connect, listen
-from raylens.llm.ranks.step_message import pack, unpack
 from raylens.llm.sampling.params import SamplingParams
 from raylens.llm.step_input import StepInput
 from raylens.llm.step_output import StepOutput
