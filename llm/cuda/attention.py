@@ -3,6 +3,7 @@ context."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -35,13 +36,10 @@ class CudaAttention:
         device: torch.device,
     ) -> None:
         """`max_positions`: the longest context of a sequence. Chunks are batched up to this total."""
-        self._keys, self._values = (
-            [
-                torch.zeros(num_blocks + 1, block_size, layer.num_kv_heads, dim, dtype=dtype, device=device)
-                for layer, dim in zip(layers, dims, strict=True)
-            ]
-            for dims in ([layer.key_dim for layer in layers], [layer.value_dim for layer in layers])
-        )
+        zeros = partial(torch.zeros, dtype=dtype, device=device)
+        shapes = [(num_blocks + 1, block_size, layer.num_kv_heads) for layer in layers]
+        self._keys = [zeros(*shape, layer.key_dim) for shape, layer in zip(shapes, layers, strict=True)]
+        self._values = [zeros(*shape, layer.value_dim) for shape, layer in zip(shapes, layers, strict=True)]
         self._windows = {layer.window for layer in layers}
         self.block_size = block_size
         self.padding_block = num_blocks

@@ -1,11 +1,16 @@
-"""Runs the same steps on all ranks: rank 0 sends each step, and the other ranks receive and run it."""
+"""Runs the same steps on all ranks: rank 0 sends each step, and the other ranks receive and run it.
 
-from typing import Protocol
+A message has no adapters, because a model on several ranks serves none.
+"""
 
+from dataclasses import fields
+from typing import Any, Protocol
+
+import msgpack
+import numpy as np
 import torch
 
 from raylens.llm.ranks.parallel import ProcessGroup, RankDiedError
-from raylens.llm.ranks.step_message import pack, unpack
 from raylens.llm.step_input import StepInput
 from raylens.llm.step_output import StepOutput
 
@@ -41,5 +46,35 @@ def serve_steps(runner: StepRunner, group: ProcessGroup) -> None:
 
 
 def stop_ranks(group: ProcessGroup) -> None:
-    """Makes the other ranks return from `serve_steps`. Rank 0 calls this."""
-    group.send(pack(None))
+    """Makes the other ranks return from `serve_steps`, by an empty message. Rank 0 calls this."""
+    group.send(torch.empty(0, dtype=torch.uint8))
+
+
+def pack(step: StepInput) -> torch.Tensor:
+    """Returns the message of a step, uint8."""
+    assert step.fed is None, "the ranks get all tokens from rank 0's host"
+    values = {field.name: getattr(step, field.name) for field in fields(step)}
+    return torch.frombuffer(bytearray(msgpack.packb(values, default=_tensor_to_map)), dtype=torch.uint8)
+
+
+def unpack(message: torch.Tensor) -> StepInput | None:
+    """Returns the step of a message of `pack`, or None for stop."""
+    if not message.numel():
+        return None
+    values = msgpack.unpackb(message.numpy(), object_hook=_map_to_tensor)
+    for name in ("span_members", "scored"):
+        values[name] = list(map(tuple, values[name]))
+    return StepInput(**values)
+
+
+def _tensor_to_map(tensor: torch.Tensor) -> dict[str, Any]:
+    # Cloned, because a single-element tensor counts as contiguous even with a stride that a view as bytes rejects.
+    data = tensor.clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy().data
+    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape), "data": data}
+
+
+def _map_to_tensor(values: dict[str, Any]) -> Any:
+    if "dtype" not in values:
+        return values
+    data = np.frombuffer(bytearray(values["data"]), np.uint8)
+    return torch.from_numpy(data).view(getattr(torch, values["dtype"])).view(values["shape"])

@@ -3,13 +3,17 @@
 A column-parallel layer needs no class: it is a plain `nn.Linear` with fewer output features.
 """
 
+from typing import TypeVar
+
 import torch
 from torch import nn
 
 from raylens.llm.ranks.parallel import ProcessGroup
 
+L = TypeVar("L", bound=nn.Linear)
 
-def linear_of(cls: type[nn.Linear], weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
+
+def linear_of(cls: type[L], weight: torch.Tensor, bias: torch.Tensor | None) -> L:
     """Returns a layer of `cls` with this `weight`, (out_features, in_features), and `bias`, without copying them."""
     layer = cls(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta", dtype=weight.dtype)
     layer.weight = nn.Parameter(weight, requires_grad=False)

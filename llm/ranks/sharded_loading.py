@@ -64,12 +64,11 @@ class StoredPart:
 
     def __init__(self, stored: Any, partition: Partition) -> None:
         self._stored = stored
-        self._ndim = len(stored.get_shape())
         self._partition = partition.of_shape(tuple(stored.get_shape()))
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         assert index is Ellipsis
-        return self._partition.read(self._stored, self._ndim)
+        return self._partition.read(self._stored, len(self._stored.get_shape()))
 
 
 @dataclass(frozen=True, slots=True)
