@@ -52,9 +52,7 @@ class Mlp:
 
     def run(self, rows: torch.Tensor) -> torch.Tensor:
         """Takes (..., in_features), float32, and returns (..., out_features). A row's result is bit-identical for any
-        number of other rows.
-
-        Raises ValueError for rows of another width or dtype."""
+        number of other rows. Raises ValueError for rows of another width or dtype."""
         check_rows(rows, self._in_features)
         rows = rows.contiguous()
         output = rows.new_empty(*rows.shape[:-1], self._out_features)

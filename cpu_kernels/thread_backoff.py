@@ -1,13 +1,9 @@
 """Leaves cores to other busy processes.
 
-Compute-bound work gains from several threads if each has a core of its own. On a core shared with another process, the
-work waits for the slowest thread, and the other process slows down, too. Two processes with two threads each on two
-cores did a fifth less work than with one thread each, and the slowest steps took three times as long.
-
-Two figures together show that cores are contended: threads lose their cores (involuntary context switches), and their
-CPU time is less than the elapsed time. Neither suffices alone. Short tasks of other processes cause hundreds of
-switches a second but take a few hundredths of the time. CPU time is also low while a part of the work has only one
-thread. The system's idle time shows free cores.
+On a core shared with another process, compute-bound work waits for its slowest thread and slows the other process down.
+Two figures together show contended cores: involuntary context switches, and a CPU time below the elapsed time. Neither
+suffices alone. Short tasks of other processes cause many switches but take little time, and CPU time is also low while
+a part of the work has only one thread. The system's idle time shows free cores.
 """
 
 import os

@@ -152,7 +152,7 @@ struct DecoderStep {
     static thread_local Scratch scratch;
     int64_t size = decoder.hidden_size;
     const PackedWeight& weight = *decoder.head.weight;
-    RowGroups groups(step.num_logits);
+    RowGroups groups{step.num_logits};
     float* rows = scratch.floats(2 * step.num_logits * size);
     for (int64_t i = 0; i < step.num_logits; i++)
       std::copy_n(hidden + step.logits_rows[i] * size, size, rows + i * size);
@@ -172,13 +172,6 @@ struct DecoderStep {
       for (int64_t row = 0; row < num_tokens; row++, to += 2 * decoder.ropes[i].dim)
         if (!decoder.ropes[i].look_up(step.positions + row, step.position_stride, to)) return false;
     return true;
-  }
-
-  // Returns the rope's cosines and sines of the step's first token. The other tokens' follow.
-  const float* turns_of(int64_t rope) const {
-    const float* found = turns;
-    for (int64_t i = 0; i < rope; i++) found += num_tokens * 2 * decoder.ropes[i].dim;
-    return found;
   }
 
   void make_rows(const DecoderLayer& layer) {
@@ -203,7 +196,7 @@ struct DecoderStep {
   void keep_wanted_rows(const DecoderLayer& layer) {
     int64_t size = decoder.hidden_size, attended = layer.output.weight->num_k;
     num_tokens = step.num_logits;
-    groups = RowGroups(num_tokens);
+    groups = RowGroups{num_tokens};
     for (int64_t i = 0; i < num_tokens; i++) {  // rows only move forward, so none overwrites a later one
       std::copy_n(hidden + step.logits_rows[i] * size, size, hidden + i * size);
       std::copy_n(rows.attended + step.logits_rows[i] * attended, attended, rows.attended + i * attended);
@@ -223,11 +216,12 @@ struct DecoderStep {
     const float* x = normed_groups(layer.input_norm);
     products(x, {{layer.query, rows.queries}, {layer.key, rows.keys}, {layer.value, rows.values}});
     int64_t turned = decoder.ropes[layer.rope].dim;
-    const float* turns = turns_of(layer.rope);
+    const float* own_turns = turns;  // of the layer's rope, for all tokens
+    for (int64_t i = 0; i < layer.rope; i++) own_turns += num_tokens * 2 * decoder.ropes[i].dim;
     each_row([&](int64_t row) {
       auto finish = [&](const Norm& norm, float* head) {
         if (norm) norm.apply(head, key_dim, head);
-        Rope::turn(turns + row * 2 * turned, turned, head);
+        Rope::turn(own_turns + row * 2 * turned, turned, head);
       };
       for (int64_t i = 0; i < heads; i++) finish(layer.query_norm, rows.queries + (row * heads + i) * key_dim);
       for (int64_t i = 0; i < cache.kv_heads; i++)
@@ -249,7 +243,7 @@ struct DecoderStep {
     static thread_local std::vector<const char*> pieces;
     pieces.clear();
     upcoming = {};
-    if (groups.count() <= threads) return;
+    if (groups.count <= threads) return;
     const LayerCache& cache = *layer.cache;
     auto add = [&](const float* data, int64_t head, int64_t slot, int64_t dim) {
       auto* from = reinterpret_cast<const char*>(data + (head * cache.num_slots + slot) * padded(dim));
@@ -296,7 +290,7 @@ struct DecoderStep {
       const PackedWeight& weight = *all[i].linear.weight;
       ends[i] = total += num_panels(weight.rows_out);
       outputs[i] = {all[i].y, weight.rows_out, all[i].linear.bias, Then::kStore};
-      outputs[i].upcoming = upcoming.take(weight, groups.count());
+      outputs[i].upcoming = upcoming.take(weight, groups.count);
     }
     each_part(total, threads, [&](int64_t from, int64_t to) {
       for (int64_t panel = from; panel < to; panel++) {
@@ -312,7 +306,7 @@ struct DecoderStep {
     x = in_groups(groups, x, linear.weight->num_k, rows.grouped, threads);
     int64_t size = decoder.hidden_size;
     Output output{norm ? rows.normed : hidden, size, linear.bias, norm ? Then::kStore : Then::kAdd};
-    output.upcoming = upcoming.take(*linear.weight, groups.count());
+    output.upcoming = upcoming.take(*linear.weight, groups.count);
     product_of_groups(*linear.weight, groups, x, output, threads);
     if (norm) each_row([&](int64_t row) { norm.apply<true>(rows.normed + row * size, size, hidden + row * size); });
   }

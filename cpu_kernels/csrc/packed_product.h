@@ -145,12 +145,10 @@ RAYLENS_EXPORT void raylens_pack(const float* weight, int64_t columns, int64_t n
 
 // Rows of x in the product's reading order: groups of up to kRows rows, of about equal size; in a group, for each k,
 // the rows' consecutive elements. (Rows at a distance of a power of two would compete for the same cache lines.)
-class RowGroups {
- public:
-  explicit RowGroups(int64_t num_rows) : num_rows_(num_rows), count_((num_rows + kRows - 1) / kRows) {}
-  int64_t num_rows() const { return num_rows_; }
-  int64_t count() const { return count_; }
-  int64_t first(int64_t group) const { return num_rows_ * group / count_; }
+struct RowGroups {
+  int64_t num_rows, count = (num_rows + kRows - 1) / kRows;
+
+  int64_t first(int64_t group) const { return num_rows * group / count; }
   int size(int64_t group) const { return static_cast<int>(first(group + 1) - first(group)); }
 
   // Copies a group's rows of `x`, (num_rows, num_k), to its place in `all_groups`, which is of the same size.
@@ -162,9 +160,6 @@ class RowGroups {
         for (int r = 0; r < rows; r++) to[k * rows + r] = from[r * num_k + k];
     });
   }
-
- private:
-  int64_t num_rows_, count_;
 };
 
 // Two vectors of a row of y, of which `columns` numbers exist.
@@ -226,16 +221,16 @@ void product_of_panel(const PackedWeight& weight, int64_t panel, const RowGroups
   int columns = static_cast<int>(std::min<int64_t>(kPanel, weight.rows_out - panel * kPanel));
   Vec bias[2] = {};
   if (output.bias != nullptr) load_columns(output.bias + panel * kPanel, columns, bias);
-  int64_t depth = groups.count() == 1 ? weight.num_k : kDepth;
+  int64_t depth = groups.count == 1 ? weight.num_k : kDepth;
   // The sums so far, if the product is computed in several parts.
-  float* partial = depth < weight.num_k ? scratch.floats(groups.num_rows() * kPanel) : nullptr;
+  float* partial = depth < weight.num_k ? scratch.floats(groups.num_rows * kPanel) : nullptr;
   constexpr ptrdiff_t kRowBytes = kPanel * sizeof(typename Weights::Number);
   constexpr int kRowLines = (kRowBytes + 63) / 64;
   for (int64_t k = 0; k < weight.num_k; k += depth) {
     int num_k = static_cast<int>(std::min(depth, weight.num_k - k));
     bool is_last = k + num_k == weight.num_k;
     const auto* block = weights + k * kPanel;
-    for (int64_t group = 0; group < groups.count(); group++)
+    for (int64_t group = 0; group < groups.count; group++)
       with_rows(groups.size(group), [&](auto count) {
         constexpr int R = count;
         int64_t row = groups.first(group);
@@ -243,16 +238,16 @@ void product_of_panel(const PackedWeight& weight, int64_t panel, const RowGroups
         Vec sums[R][2] = {};
         if (k > 0)
           for (int r = 0; r < R; r++) load_columns(partial + (row + r) * kPanel, kPanel, sums[r]);
-        if (groups.count() == 1) {
+        if (groups.count == 1) {
           constexpr int kFarLines = 4 * R >= 3 * kRows ? kRowLines : 0;
           Ahead far{reinterpret_cast<const char*>(block + kRowsFar * kPanel), kRowBytes};
           accumulate<Weights, R, kRowLines, kFarLines>(block, own, 1, R, num_k, far, sums);
         } else {  // each group prefetches a part of the next block
           const char* next = reinterpret_cast<const char*>(block + static_cast<int64_t>(num_k) * kPanel);
-          Ahead far{next + num_k * kRowBytes * group / groups.count(), kRowBytes / groups.count()};
+          Ahead far{next + num_k * kRowBytes * group / groups.count, kRowBytes / groups.count};
           for (int from = 0; from < num_k; from += kPiece, far.next += kPiece * far.step) {
             int some = std::min(kPiece, num_k - from);
-            const char* piece = output.upcoming.piece(weight, panel * groups.count() + group, k + from);
+            const char* piece = output.upcoming.piece(weight, panel * groups.count + group, k + from);
             if (piece != nullptr)
               accumulate<Weights, R, kRowLines, 1, 1>(block + from * kPanel, own + from * R, 1, R, some, far, sums,
                                                       piece);
@@ -293,9 +288,9 @@ inline void product_of_groups(const PackedWeight& weight, const RowGroups& group
 
 // Returns rows of x, (num_rows, num_k), in groups, copied to `room`; a single row is returned unchanged.
 inline const float* in_groups(const RowGroups& groups, const float* x, int64_t num_k, float* room, int threads) {
-  if (groups.num_rows() <= 1) return x;
+  if (groups.num_rows <= 1) return x;
   auto copy = [&](int group) { groups.copy(group, x, num_k, room); };
-  pool().run(groups.count() > 4 ? threads : 1, static_cast<int>(groups.count()), copy);
+  pool().run(groups.count > 4 ? threads : 1, static_cast<int>(groups.count), copy);
   return room;
 }
 
@@ -308,7 +303,7 @@ RAYLENS_EXPORT int64_t raylens_rows_at_once() { return kRowsAtOnce; }
 RAYLENS_EXPORT void raylens_product(const PackedWeight& weight, int64_t num_rows, const float* x, const float* bias,
                                     float* y, float* room, int threads) {
   for (int64_t row = 0; row < num_rows; row += kRowsAtOnce) {
-    RowGroups groups(std::min(kRowsAtOnce, num_rows - row));
+    RowGroups groups{std::min(kRowsAtOnce, num_rows - row)};
     const float* own = in_groups(groups, x + row * weight.num_k, weight.num_k, room, threads);
     product_of_groups(weight, groups, own, {y + row * weight.rows_out, weight.rows_out, bias, Then::kStore}, threads);
   }

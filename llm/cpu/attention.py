@@ -14,8 +14,8 @@ from raylens.llm.attention_masks import chunk_masks
 from raylens.llm.chunk_attention import attend_chunk, capped
 from raylens.llm.step_input import StepInput
 
-# A sequence of more stretches is copied first: each stretch costs two matrix products.
 MAX_STRETCHES = 8
+"""A sequence of more is copied first: each stretch costs two matrix products."""
 
 # By the queries' dtype: the summand of `baddbmm`, which beta=0 ignores.
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -26,8 +26,7 @@ Stretches = Sequence[slice] | torch.Tensor
 
 
 class CpuAttention:
-    """The KV cache on the CPU and the attention over it. Each layer has keys and values, (kv_heads, num_blocks *
-    block_size, dim)."""
+    """The KV cache and the attention over it. Each layer has keys and values, (kv_heads, num_slots, dim)."""
 
     def __init__(
         self,
@@ -69,8 +68,7 @@ class CpuAttention:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """A prefill chunk: its rows of the flattened tokens, the slots of all positions up to its end, and its masks by
-    window."""
+    """A chunk's rows of the flattened tokens, the slots of all positions up to its end, and its masks by window."""
 
     rows: slice
     stretches: Stretches
@@ -151,9 +149,7 @@ def _decode(
     stretches: Stretches,
     result: torch.Tensor,
 ) -> None:
-    """Attends with one token's `queries` (kv_heads, group, key_dim) and fills `result` (kv_heads, group, value_dim).
-
-    The heads that share a key head are the rows of one matrix product."""
+    """Attends with one token's `queries` (kv_heads, group, key_dim) and fills `result` (kv_heads, group, value_dim)."""
     parts = _read(keys, stretches, queries.dtype)
     if call.softcap is None:  # one call computes product and scaling
         unread = _UNREAD[queries.dtype]

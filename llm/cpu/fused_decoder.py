@@ -1,8 +1,6 @@
 """Runs a plain decoder in one call, on the CPU in float32 (`cpu_kernels/decoder.py`), from token ids to logits.
 
-A decoder is plain if its layers are in the table below and its results match transformers' own forward. All others run
-layer by layer.
-"""
+It is plain if its layers are in the table below and its results match transformers'. Others run layer by layer."""
 
 import inspect
 from collections.abc import Sequence
@@ -47,9 +45,8 @@ _KINDS = {
 
 
 class FusedDecoder:
-    """The decoder of a language half, in one call. It shares its weights with transformers' modules.
-
-    The call includes embedding and output head, unless the family computes its own."""
+    """The decoder of a language half, in one call, with its embedding and output head unless the family computes its
+    own. It shares its weights with transformers' modules."""
 
     def __init__(
         self,
@@ -110,7 +107,7 @@ class FusedDecoder:
         wants_all_hidden: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns the hidden states after the final norm, (num_tokens, hidden_size), and the logits of
-        `step.logits_rows`, or None if the call does not include the head. The next run overwrites both.
+        `step.logits_rows`, or None if the call has no head. The next run overwrites both.
 
         `embeds`: (num_tokens, hidden_size), or None to look up the tokens' embeddings. `levels`: the deepstack
         embeddings of `step.embed_rows`, (num_embeds, levels * hidden_size), or None. Without `wants_all_hidden` only

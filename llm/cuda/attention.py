@@ -19,10 +19,7 @@ from raylens.llm.step_input import StepInput
 
 class CudaAttention:
     """The KV cache on a GPU and the attention over it. Each layer has keys and values, (num_blocks + 1, block_size,
-    kv_heads, dim).
-
-    The last block, beyond `num_blocks`, belongs to no sequence. The padding rows of a CUDA graph's batch write to it.
-    """
+    kv_heads, dim). The last block belongs to no sequence; the padding rows of a CUDA graph's batch write to it."""
 
     def __init__(
         self,
@@ -71,10 +68,8 @@ class CudaAttention:
         max_length: int,
         prefills: Sequence[PrefillChunks] = (),
     ) -> "CudaStep":
-        """Returns the same as `prepare`, from tensors on the device.
-
-        The layers read the tensors when they attend, so that each replay of a CUDA graph reads their latest content.
-        `max_length` bounds the contexts' lengths for all replays."""
+        """Returns the same as `prepare`, from tensors on the device. Each replay of a CUDA graph reads their latest
+        content. `max_length` bounds the contexts' lengths for all replays."""
         return CudaStep(self._keys, self._values, slot_mapping, contexts, max_length, prefills, self._num_processors)
 
     def _contexts(self, block_tables: Sequence[list[int]], lengths: Sequence[int]) -> PagedContexts:

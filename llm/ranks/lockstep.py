@@ -3,8 +3,9 @@
 A message has no adapters, because a model on several ranks serves none.
 """
 
+from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, Protocol
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -14,21 +15,16 @@ from raylens.llm.ranks.parallel import ProcessGroup, RankDiedError
 from raylens.llm.step_input import StepInput
 from raylens.llm.step_output import StepOutput
 
-
-class StepRunner(Protocol):
-    def run_step(self, step: StepInput) -> StepOutput:
-        """Computes the step with this rank's share of the model. All ranks get the same output."""
+RunStep = Callable[[StepInput], StepOutput]
+"""Computes a step with this rank's share of the model. All ranks get the same output."""
 
 
-def run_on_all_ranks(runner: StepRunner, group: ProcessGroup, step: StepInput) -> StepOutput:
-    """Runs the step on rank 0, the caller, and on all ranks in `serve_steps`. Returns its output.
-
-    Raises RankDiedError for any failure: a failure within a step leaves the ranks at different collectives, so that no
-    later step can be trusted.
-    """
+def run_on_all_ranks(run_step: RunStep, group: ProcessGroup, step: StepInput) -> StepOutput:
+    """Runs the step on rank 0, the caller, and on all ranks in `serve_steps`. Raises RankDiedError for any failure: it
+    leaves the ranks at different collectives, so that no later step can be trusted."""
     group.send(pack(step))
     try:
-        return runner.run_step(step)
+        return run_step(step)
     except RankDiedError:
         raise
     except Exception as error:
@@ -36,13 +32,11 @@ def run_on_all_ranks(runner: StepRunner, group: ProcessGroup, step: StepInput) -
 
 
 @torch.inference_mode()
-def serve_steps(runner: StepRunner, group: ProcessGroup) -> None:
-    """Runs every step that rank 0 sends, until rank 0 sends a stop. All ranks but rank 0 call this.
-
-    Raises RankDiedError if another rank has died, and all errors of a step. The process should then exit.
-    """
+def serve_steps(run_step: RunStep, group: ProcessGroup) -> None:
+    """Runs every step that rank 0 sends, until it sends a stop. All ranks but rank 0 call this. Raises RankDiedError if
+    another rank has died, and all errors of a step. The process should then exit."""
     while (step := unpack(group.receive())) is not None:
-        runner.run_step(step)
+        run_step(step)
 
 
 def stop_ranks(group: ProcessGroup) -> None:

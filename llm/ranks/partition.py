@@ -10,10 +10,8 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The part of one weight that a rank holds.
-
-    The weight's dimension `dim` (negative) has `full` entries. The rank holds the half-open `ranges` of them,
-    concatenated and followed by `padding` zeros."""
+    """The part of one weight that a rank holds: of the `full` entries of dimension `dim` (negative) the half-open
+    `ranges`, concatenated and followed by `padding` zeros."""
 
     dim: int
     full: int
@@ -39,9 +37,7 @@ class Partition:
 
     def of_shape(self, shape: tuple[int, ...]) -> "Partition":
         """Returns the partition of a stored weight of `shape`: the whole weight, or one of two `joined` equal halves.
-
-        Raises ValueError for any other shape.
-        """
+        Raises ValueError for any other shape."""
         size = shape[self.dim]
         if size == self.full:
             return self
@@ -89,10 +85,8 @@ def with_padding(size: int, dim: int, rank: int, world_size: int) -> Partition:
 
 
 def replicated_kv(name: str, num_kv_heads: int, head_dim: int, rank: int, world_size: int) -> Partition:
-    """Returns this rank's rows of the key or value heads. With fewer heads than ranks, ranks share heads.
-
-    Raises ValueError if neither number, of heads or ranks, divides the other.
-    """
+    """Returns this rank's rows of the key or value heads. With fewer heads than ranks, ranks share heads. Raises
+    ValueError if neither number, of heads or ranks, divides the other."""
     if world_size % num_kv_heads and num_kv_heads % world_size:
         raise ValueError(f"{name}: {num_kv_heads} key/value heads cannot be divided by {world_size} ranks")
     per_rank = max(1, num_kv_heads // world_size)

@@ -81,11 +81,10 @@ _ROUTERS = ("gate", "router")
 
 def shard(model: PreTrainedModel, decoder: nn.Module, group: ProcessGroup) -> dict[str, Partition]:
     """Replaces the layers of `decoder` (a part of `model`), the embedding and the head by this rank's part of them.
+    Returns this rank's part of each divided weight, by parameter name. The weights may be on the meta device.
 
-    Returns this rank's part of each divided weight, by parameter name. All other weights are whole on every rank. The
-    weights may be on the meta device. Raises ValueError, before any change, for sizes that the number of ranks does not
-    divide, for indivisible layers, and for a weight that no rule covers.
-    """
+    Raises ValueError, before any change, for sizes that the number of ranks does not divide, for indivisible layers,
+    and for a weight that no rule covers."""
     prefix = next(name for name, module in model.named_modules() if module is decoder) + "."
     plan = {prefix + name: style for name, style in _plan(decoder.config).items()}
     planned = {name: style for name, _ in model.named_modules() if (style := plan.get(_in_plan(name))) is not None}
@@ -158,9 +157,8 @@ def _linear_partitions(
 
 
 def _output_partition(name: str, linear: nn.Linear, parent: nn.Module, group: ProcessGroup) -> Partition:
-    """Returns this rank's rows of a column-parallel layer.
-
-    Attention is divided by heads: each rank has the key and value heads of its query heads."""
+    """Returns this rank's rows of a column-parallel layer: in attention, those of its query heads and of their key and
+    value heads."""
     head_dim = getattr(parent, "head_dim", None)
     leaf = name.rpartition(".")[2]
     if leaf not in (*_QUERIES, "k_proj", "v_proj") or not isinstance(head_dim, int):
@@ -176,18 +174,15 @@ def _output_partition(name: str, linear: nn.Linear, parent: nn.Module, group: Pr
     return even(name, linear.out_features, -2, group.rank, group.world_size)
 
 
-# The styles of gate_up_proj and down_proj, and the dimension by which each is divided: in nn.Linear's layout, or
-# transposed.
+# By the styles of gate_up_proj and down_proj: the dimension by which each is divided.
 _EXPERT_DIMS = {("packed_colwise", "rowwise"): (-2, -1), ("packed_rowwise", "colwise"): (-1, -2)}
 
 
 def _expert_partitions(
     name: str, experts: nn.Module, plan: dict[str, str], group: ProcessGroup
 ) -> dict[str, Partition]:
-    """Returns this rank's part of the experts' weights: some columns of every expert.
-
-    The weights are (experts, gate and up columns, in) and (experts, out, columns), or both with the last two dimensions
-    transposed."""
+    """Returns this rank's columns of every expert. Weights are (experts, gate and up columns, in) and (experts, out,
+    columns), or both with the last two dimensions transposed."""
     styles = {leaf: plan.get(_in_plan(f"{name}.{leaf}")) for leaf, _ in experts.named_parameters()}
     shapes = {leaf: tuple(parameter.shape) for leaf, parameter in experts.named_parameters()}
     dims = _EXPERT_DIMS.get((styles.get("gate_up_proj") or "", styles.get("down_proj") or ""))
@@ -222,9 +217,7 @@ def _vocabulary_partitions(model: PreTrainedModel, group: ProcessGroup) -> dict[
 
 def _check_covered(model: nn.Module, prefix: str, planned: dict[str, str], partitions: dict[str, Partition]) -> None:
     """Raises ValueError for a weight that the plan does not name, which would silently be whole on every rank, and for
-    an indivisible weight beside divided ones.
-
-    Plans may name layers that the model lacks, and omit layers that it has."""
+    an indivisible weight beside divided ones."""
     # A weight beside a divided projection, such as a norm over all heads, would see only a part of the outputs.
     parents = {name.rpartition(".")[0] for name, style in planned.items() if style == "colwise"}
     row_biases = {f"{name}.bias" for name, style in planned.items() if style.startswith("rowwise")}

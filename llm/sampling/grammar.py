@@ -49,11 +49,8 @@ class GrammarMatcher:
 
     def mask(self) -> torch.Tensor:
         """Waits for the mask of the allowed next tokens and returns it: (ceil(vocab / 32),), int32, on the CPU. Token i
-        is bit i % 32 of word i // 32.
-
-        After a complete grammar the mask allows the model's end tokens only. If the grammar turns out to be too
-        complex, the mask allows no token, and `failure` has the reason.
-        """
+        is bit i % 32 of word i // 32. After a complete grammar the mask allows end tokens only. If the grammar turns
+        out to be too complex, the mask allows no token, and `failure` has the reason."""
         try:
             self._computing.result()
         except GrammarError as error:
@@ -62,10 +59,8 @@ class GrammarMatcher:
         return self._words
 
     def advance(self, token_id: int) -> bool:
-        """Consumes an allowed token. Returns False if the grammar fails; `failure` then has the reason.
-
-        The grammar fails, for example, if the only possible continuation is the text of a special token.
-        """
+        """Consumes an allowed token. Returns False if the grammar fails, as when only the text of a special token can
+        follow; `failure` then has the reason."""
         self.mask()  # until then, another thread may use the matcher
         self._matcher.consume_token(token_id)
         try:
@@ -116,11 +111,8 @@ class GrammarCompiler:
         self._outcomes: OrderedDict[tuple[str, str], Future[CompiledGrammar | str]] = OrderedDict()
 
     def compile(self, wanted: StructuredOutput) -> CompiledGrammar:
-        """Returns the compiled grammar of `wanted`.
-
-        Most grammars take milliseconds, the first about a second. `grammar_check` bounds the time to some seconds.
-        Raises InvalidRequestError with the field of `wanted`.
-        """
+        """Most grammars take milliseconds, the first about a second. `grammar_check` bounds the time to some seconds.
+        Raises InvalidRequestError with the field of `wanted`."""
         for text in wanted.choice or ():
             if special := [token for token in self._tokenizer.special_tokens if token in text]:
                 reason = f"must be without the model's special tokens, got {special[0]}"
@@ -131,8 +123,7 @@ class GrammarCompiler:
         return outcome
 
     def _outcome(self, field: str, text: str) -> CompiledGrammar | str:
-        """Returns the compiled grammar, or the reason for its rejection. Threads that ask for the same grammar share
-        one compilation."""
+        """Returns the grammar, or the reason for its rejection. Threads with the same grammar share one compilation."""
         with self._lock:
             known = self._outcomes.get((field, text))
             outcome = self._outcomes.setdefault((field, text), Future())

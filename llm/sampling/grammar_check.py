@@ -25,11 +25,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from, reg
 MAX_SECONDS = 2.0
 MAX_MEMORY_BYTES = 1 << 30
 NUM_TOKENS = 64
-"""The number of tokens for which the check follows a grammar. Some grammars fail, or become slow, only after several
-tokens."""
-
-# Decoding takes precedence over this process.
+"""The check follows a grammar this far, because some grammars fail, or become slow, only after several tokens."""
 NICENESS = 5
+"""Decoding takes precedence over this process."""
 _TOO_LONG = f"must be simpler: to compile and follow it for {NUM_TOKENS} tokens took more than {MAX_SECONDS:g} s"
 _TOO_LARGE = f"must be simpler: to compile it took more than {MAX_MEMORY_BYTES >> 20} MiB, or is nested too deeply"
 _REASONS = {signal.SIGPROF: _TOO_LONG, signal.SIGABRT: _TOO_LARGE, signal.SIGSEGV: _TOO_LARGE}
@@ -44,10 +42,8 @@ class GrammarError(ValueError):
 
 
 def make_matcher(tokenizer: LLTokenizer, field: str, text: str) -> LLMatcher:
-    """Compiles one `StructuredOutput.specification` and returns its matcher. Raises GrammarError.
-
-    Much of the work happens in the matcher's first mask. Both this call and the mask release the GIL.
-    """
+    """Compiles one `StructuredOutput.specification` and returns its matcher. Raises GrammarError. Much of the work
+    happens in the matcher's first mask. Both this call and the mask release the GIL."""
     try:
         # Errors go to a client and to logs, so they must not hold the parser's state.
         limits = LLParserLimits(verbose_errors=False)
@@ -93,10 +89,8 @@ class GrammarCheck:
         self._child: subprocess.Popen[str] | None = None
 
     def reason_against(self, field: str, text: str) -> str | None:
-        """Returns the reason to reject this `StructuredOutput.specification`, or None.
-
-        Raises the tokenizer's errors, and RuntimeError if the child ends for a reason unrelated to the grammar.
-        """
+        """Returns the reason to reject this `StructuredOutput.specification`, or None. Raises the tokenizer's errors,
+        and RuntimeError if the child ends for a reason unrelated to the grammar."""
         with self._lock:
             if self._child is None:
                 self._child = self._start()

@@ -7,8 +7,9 @@ import numpy as np
 import torch
 
 from raylens.cpu_kernels.library import kernel_library
+from raylens.cpu_kernels.sampler import RowSettings, choose_tokens
+from raylens.cpu_kernels.structures import address_of
 from raylens.llm.host_values import HostCopy, HostValues, send
-from raylens.llm.sampling.kernel_sampler import choose_by_kernels
 from raylens.llm.sampling.logits_processors import plan_edits
 from raylens.llm.sampling.logprobs import LogprobsCopy, TokenLogprobs
 from raylens.llm.sampling.sampler_state import SamplerState
@@ -29,39 +30,35 @@ class SampledToken:
 class _Choice:
     """The token chosen for each row.
 
-    `token_ids`: returns them, (num_rows,), int64, on the logits' device, with any id for a row without a token.
-    `read`: returns them on the host, with None for a row whose highest logit is not finite, before or after its
-    edits."""
+    `token_ids`: returns them, (num_rows,), int64, on the logits' device, with any id for a row without a token. `read`:
+    on the host, with None for a row whose highest logit is not finite, before or after its edits."""
 
     token_ids: Callable[[], torch.Tensor]
     read: Callable[[], list[int | None]]
 
 
+@dataclass(slots=True)
 class ChosenTokens:
     """The next token of each row, chosen on the device. The next step can use `token_ids` before the host knows them.
-    Call `read` once."""
+    Call `read` once. `logprobs`: of the rows that ask for them, in order."""
 
-    def __init__(self, states: Sequence[SamplerState], choice: _Choice, logprobs: LogprobsCopy | None) -> None:
-        """`logprobs`: of the rows that ask for them, in order."""
-        self._states = states
-        self._choice = choice
-        self._logprobs = logprobs
+    states: Sequence[SamplerState]
+    choice: _Choice
+    logprobs: LogprobsCopy | None
 
     @property
     def token_ids(self) -> torch.Tensor:
-        return self._choice.token_ids()
+        return self.choice.token_ids()
 
     def read(self) -> list[SampledToken | None]:
-        """Waits for the tokens, appends each to its row's state, and returns them.
-
-        Returns None for a row whose highest logit is NaN or infinite, and for a row whose grammar fails. Such a failure
-        ends that row's request only."""
+        """Waits for the tokens, appends each to its row's state, and returns them, with None for a row whose highest
+        logit is NaN or infinite and for a row whose grammar fails. Such a failure ends that row's request only."""
         sampled = [
             None if token_id is None or not state.append(token_id) else SampledToken(token_id)
-            for state, token_id in zip(self._states, self._choice.read(), strict=True)
+            for state, token_id in zip(self.states, self.choice.read(), strict=True)
         ]
-        if self._logprobs is not None:
-            for row, logprobs in zip(_wanting_logprobs(self._states), self._logprobs.read(), strict=True):
+        if self.logprobs is not None:
+            for row, logprobs in zip(_wanting_logprobs(self.states), self.logprobs.read(), strict=True):
                 if (token := sampled[row]) is not None:
                     token.logprobs = logprobs
         return sampled
@@ -71,10 +68,8 @@ def choose(logits: torch.Tensor, states: Sequence[SamplerState]) -> ChosenTokens
     """Launches the choice of one token for each row of `logits` (len(states), vocab), float32.
 
     Settings apply in vLLM's order: log-probabilities of the raw logits, then `plan_edits`. A greedy row then takes its
-    likeliest token. For other rows the temperature, `plan_truncation` and a draw follow. May overwrite `logits`.
-
-    The host waits for the device only for rows with `waits_for_device`.
-    """
+    likeliest token. For other rows the temperature, `plan_truncation` and a draw follow. May overwrite `logits`. The
+    host waits for the device only for rows with `waits_for_device`."""
     wanting = _wanting_logprobs(states)
     if not wanting:
         return ChosenTokens(states, _choose(logits, states), None)
@@ -92,8 +87,64 @@ def _choose(logits: torch.Tensor, states: Sequence[SamplerState]) -> _Choice:
     library = kernel_library() if logits.device.type == "cpu" else None
     if library is None:
         return _choose_by_torch(logits, states)
-    tokens = choose_by_kernels(library, logits, states)
+    kept: list[object] = []  # keeps alive the memory whose addresses the rows hold
+    rows = [_kernel_settings(state, kept) for state in states]
+    chosen = choose_tokens(library, logits.contiguous(), rows)
+    tokens = [None if token_id < 0 else token_id for token_id in chosen]
     return _Choice(lambda: torch.tensor([token_id or 0 for token_id in tokens]), lambda: tokens)
+
+
+def _kernel_settings(state: SamplerState, kept: list[object]) -> RowSettings | None:
+    """Returns the settings of a row, or None for an unedited greedy row."""
+    edits = state.edits_logits
+    if state.is_greedy and not edits:
+        return None
+    row = state.row_settings
+    if row is None:
+        row = state.row_settings = _lasting_settings(state)
+    row.edits = edits
+    if edits:
+        _set_edits(row, state, kept)
+    if not state.is_greedy:
+        row.uniform = state.draw_uniform()
+    return row
+
+
+def _lasting_settings(state: SamplerState) -> RowSettings:
+    """Returns a row with the settings that hold for all tokens of an answer."""
+    params = state.params
+    row = RowSettings(
+        repetition_penalty=state.repetition_penalty,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        temperature=params.temperature or 0.0,
+        min_p=params.min_p or 0.0,
+        top_k=params.top_k or 0,
+        top_p=1.0 if params.top_p is None else params.top_p,
+        draws=not state.is_greedy,
+    )
+    if state.allowed_token_ids is not None:
+        row.set_tokens("allowed", state.allowed_token_ids)
+    if len(state.biases):
+        row.set_tokens("biased", state.biased_token_ids)
+        row.biases = address_of(state.biases)
+    return row
+
+
+def _set_edits(row: RowSettings, state: SamplerState, kept: list[object]) -> None:
+    """Sets the edits that depend on the answer so far."""
+    if state.matcher is not None:
+        mask = state.matcher.mask()
+        kept.append(mask)
+        row.mask = mask.data_ptr()
+    for name, token_ids in (("bad", state.bad_token_ids), ("early", state.banned_token_ids)):
+        kept.append(token_ids)
+        row.set_tokens(name, token_ids)
+    if state.seen is not None:
+        token_ids, counts = state.seen.token_ids, state.seen.output_counts
+        kept += (token_ids, counts)
+        row.set_tokens("seen", token_ids)
+        row.output_counts = address_of(counts)
 
 
 def _choose_by_torch(logits: torch.Tensor, states: Sequence[SamplerState]) -> _Choice:
@@ -121,8 +172,7 @@ def _choose_by_torch(logits: torch.Tensor, states: Sequence[SamplerState]) -> _C
 def _plan_draw(
     values: HostValues, rows: list[int], states: Sequence[SamplerState]
 ) -> Callable[[torch.Tensor, torch.Tensor], None]:
-    """Returns a function that draws from the truncated softmax(logits / temperature) of each of the `rows`, and writes
-    the result to the token ids of all rows."""
+    """Returns a function that draws a token for each of the `rows` and writes it to the token ids of all rows."""
     index = values.add(np.array(rows))
     own_temperatures = [state.params.temperature or 0.0 for state in states]
     temperatures = values.add(np.array(own_temperatures, dtype=np.float32)[:, None])
@@ -144,10 +194,8 @@ def _invert_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Returns the first token of each row at which the cumulative sum of the row's `weights` (rows, vocab) exceeds the
     share `uniforms` (rows,), float64, of their sum.
 
-    Rounding may differ between batches. It moves the bounds between tokens by about 1e-16, which hardly ever changes a
-    token. The search finds a group of tokens first and then the token within, because a cumulative sum costs much more
-    than a sum.
-    """
+    Rounding may differ between batches, by about 1e-16, which hardly ever changes a token. The search finds a group of
+    tokens first and then the token within, because a cumulative sum costs much more than a sum."""
     padding = -weights.shape[1] % _TOKENS_PER_GROUP
     groups = torch.nn.functional.pad(weights, (0, padding)).view(len(weights), -1, _TOKENS_PER_GROUP)
     cumulative = groups.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)

@@ -94,7 +94,7 @@ class SamplerState:
         self.is_greedy = (params.temperature or 0.0) <= _GREEDY_TEMPERATURE
         self._min_tokens = (params.min_tokens or 0) if stop_token_ids else 0
         self.row_settings: RowSettings | None = None
-        """Kept by `kernel_sampler` between tokens."""
+        """Kept by the sampler between tokens."""
         edits = (self.matcher is not None, self.seen is not None, len(self.biases) > 0, excluded.excludes_some)
         self._always_edits = any(edits)
 

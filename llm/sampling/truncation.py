@@ -96,18 +96,21 @@ def _rank_threshold(logits: torch.Tensor, most: int, top_k: torch.Tensor, top_p:
 def _mass_threshold(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Returns the lowest logit of each row that `top_p`, (rows, 1), keeps: (rows,)."""
     total = logits.exp().sum(dim=-1, keepdim=True, dtype=torch.float64)
-    ordered = logits.topk(min(NUCLEUS_PREFIX, logits.shape[1]), dim=-1).values
-    cumulative = ordered.exp().cumsum(dim=-1, dtype=torch.float64)
-    num_kept = _nucleus_size(cumulative, total, top_p)
-    lowest = ordered.gather(1, num_kept - 1)[:, 0]
-    # A row that needs the whole prefix may need more tokens.
-    is_wide = (num_kept[:, 0] == ordered.shape[1]) if ordered.shape[1] < logits.shape[1] else None
-    if is_wide is not None and bool(is_wide.any()):
-        ordered = logits[is_wide].sort(dim=-1, descending=True).values
-        cumulative = ordered.exp().cumsum(dim=-1, dtype=torch.float64)
-        num_kept = _nucleus_size(cumulative, total[is_wide], top_p[is_wide])
-        lowest[is_wide] = ordered.gather(1, num_kept - 1)[:, 0]
+    num_likeliest = min(NUCLEUS_PREFIX, logits.shape[1])
+    lowest, num_kept = _nucleus_end(logits.topk(num_likeliest, dim=-1).values, total, top_p)
+    if num_likeliest < logits.shape[1]:
+        is_wide = num_kept == num_likeliest  # the whole prefix is needed, and perhaps more
+        if bool(is_wide.any()):
+            ordered = logits[is_wide].sort(dim=-1, descending=True).values
+            lowest[is_wide], _ = _nucleus_end(ordered, total[is_wide], top_p[is_wide])
     return lowest
+
+
+def _nucleus_end(ordered: torch.Tensor, total: torch.Tensor, top_p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the lowest logit of each row's nucleus and the nucleus's size, (rows,) each. `ordered`: the highest
+    logits, in descending order."""
+    num_kept = _nucleus_size(ordered.exp().cumsum(dim=-1, dtype=torch.float64), total, top_p)
+    return ordered.gather(1, num_kept - 1)[:, 0], num_kept[:, 0]
 
 
 def _nucleus_size(cumulative: torch.Tensor, total: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:

@@ -224,9 +224,8 @@ def test_a_waiting_rank_ends_when_rank_0_is_gone(pool: ProcessPoolExecutor) -> N
             other.result(timeout=20)
 
 
-class Broken:
-    def run_step(self, step: StepInput) -> StepOutput:
-        raise KeyError("out of luck")
+def broken(step: StepInput) -> StepOutput:
+    raise KeyError("out of luck")
 
 
 def fail_a_step(group: ProcessGroup) -> str:
@@ -234,7 +233,7 @@ def fail_a_step(group: ProcessGroup) -> str:
         group.receive()
         return ""
     with pytest.raises(RankDiedError) as caught:
-        run_on_all_ranks(Broken(), group, step_of(1))
+        run_on_all_ranks(broken, group, step_of(1))
     return str(caught.value)
 
 
