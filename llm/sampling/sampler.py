@@ -95,7 +95,8 @@ def _choose(logits: torch.Tensor, states: Sequence[SamplerState]) -> _Choice:
 
 
 def _kernel_settings(state: SamplerState, kept: list[object]) -> RowSettings | None:
-    """Returns the settings of a row, or None for an unedited greedy row."""
+    """Returns a row's settings for the kernels, which `logits_processors` and `truncation` describe, or None for an
+    unedited greedy row."""
     edits = state.edits_logits
     if state.is_greedy and not edits:
         return None
