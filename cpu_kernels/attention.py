@@ -13,7 +13,7 @@ import torch
 
 from raylens.cpu_kernels.huge_pages import HugePages
 from raylens.cpu_kernels.library import KernelLibrary
-from raylens.cpu_kernels.structures import address_of, addresses, floats, integers
+from raylens.cpu_kernels.structures import Memory, address_of, addresses, floats, integers
 from raylens.cpu_kernels.threads import num_threads
 
 NO_SPAN = -1
@@ -116,7 +116,7 @@ class StepChunks:
         for chunk, own_spans in spans.items():
             first_spans[chunk] = len(joined)
             joined.extend(own_spans)
-        self._kept = (slots, *arrays, joined, first_spans)
+        self._kept: list[Memory] = [slots, *arrays, joined, first_spans]
         own = _StepChunks(*map(address_of, self._kept), len(lengths), len(slots), windows_cut_spans)
         self._own, self.address = own, ctypes.addressof(own)
 

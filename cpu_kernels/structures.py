@@ -2,12 +2,13 @@
 
 import ctypes
 from array import array
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 import torch
 
 Fields = list[tuple[str, Any]]
+Memory = Union[torch.Tensor, "np.ndarray[Any, Any]", "array[Any]", None]
 
 
 def addresses(*names: str) -> Fields:
@@ -22,7 +23,7 @@ def floats(*names: str) -> Fields:
     return [(name, ctypes.c_float) for name in names]
 
 
-def address_of(memory: "torch.Tensor | np.ndarray[Any, Any] | array[Any] | None") -> int | None:
+def address_of(memory: Memory) -> int | None:
     """Returns the address of contiguous numbers, for use while `memory` lives. None gives null."""
     if memory is None:
         return None

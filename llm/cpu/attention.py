@@ -109,13 +109,14 @@ class CpuStep:
         _write(values, self.slot_mapping, call.values)
         output = call.queries.new_empty(*call.queries.shape[:-1], call.values.shape[-1])
         decodes = self.decodes[call.window]
-        rows = (_groups(tensor, len(decodes), keys) for tensor in (call.queries, output))
-        for queries, result, stretches in zip(*rows, decodes, strict=True):
-            _decode(call, queries, keys, values, stretches, result)
+        queries, results = (_groups(rows, len(decodes), keys) for rows in (call.queries, output))
+        for query, result, stretches in zip(queries, results, decodes, strict=True):
+            _decode(call, query, keys, values, stretches, result)
         for chunk in self.prefills:
             parts = (_read(cache, chunk.stretches, call.queries.dtype) for cache in (keys, values))
-            whole = (part[0] if len(part) == 1 else torch.cat(part, dim=1) for part in parts)
-            output[chunk.rows] = attend_chunk(call, call.queries[chunk.rows], *whole, chunk.masks[call.window])
+            own_keys, own_values = (part[0] if len(part) == 1 else torch.cat(part, dim=1) for part in parts)
+            masks = chunk.masks[call.window]
+            output[chunk.rows] = attend_chunk(call, call.queries[chunk.rows], own_keys, own_values, masks)
         return output
 
 

@@ -128,8 +128,8 @@ class ProcessGroup:
 
     def _broadcast(self, part: torch.Tensor, options: dist.BroadcastOptions | None = None) -> None:
         if part.numel():
-            options = dist.BroadcastOptions() if options is None else options
-            _collective(lambda: self._messages.broadcast([part], options).wait(), "broadcast")
+            chosen = dist.BroadcastOptions() if options is None else options
+            _collective(lambda: self._messages.broadcast([part], chosen).wait(), "broadcast")
 
 
 def _gloo(config: ParallelConfig, store: Store) -> dist.ProcessGroup:
