@@ -10,7 +10,8 @@ import torch
 
 from raylens.cpu_kernels.attention import LayerCache, StepChunks
 from raylens.cpu_kernels.library import KernelLibrary
-from raylens.cpu_kernels.linear import ACTIVATIONS, Activation, Linear, LinearStructure
+from raylens.cpu_kernels.mlp import ACTIVATIONS, Activation, Linear, LinearStructure
+from raylens.cpu_kernels.structures import address_of, addresses, floats, integers
 from raylens.cpu_kernels.threads import num_threads
 
 
@@ -70,7 +71,7 @@ class DecoderLayer:
 
 
 class _Norm(ctypes.Structure):
-    _fields_ = [("weight", ctypes.c_void_p), ("eps", ctypes.c_float)]
+    _fields_ = addresses("weight") + floats("eps")
 
     @classmethod
     def of(cls, norm: Norm | None) -> "_Norm":
@@ -78,19 +79,12 @@ class _Norm(ctypes.Structure):
 
 
 class _Rope(ctypes.Structure):
-    _fields_ = [
-        ("cosines", ctypes.c_void_p),
-        ("sines", ctypes.c_void_p),
-        ("axes", ctypes.c_void_p),
-        ("dim", ctypes.c_int64),
-        ("num_positions", ctypes.c_int64),
-    ]
+    _fields_ = addresses("cosines", "sines", "axes") + integers("dim", "num_positions")
 
     @classmethod
     def of(cls, rope: Rope) -> "_Rope":
         num_positions, dim = rope.cosines.shape
-        tensors = (rope.cosines, rope.sines, rope.axes)
-        return cls(*(tensor.data_ptr() for tensor in tensors), dim, num_positions)
+        return cls(*map(address_of, (rope.cosines, rope.sines, rope.axes)), dim, num_positions)
 
 
 _NORMS = ("input_norm", "query_norm", "key_norm", "attention_norm", "mlp_input_norm", "mlp_norm")
@@ -101,53 +95,33 @@ class _DecoderLayer(ctypes.Structure):
     _fields_: ClassVar[Any] = [
         *((name, _Norm) for name in _NORMS),
         *((name, LinearStructure) for name in _LINEARS),
-        ("cache", ctypes.c_void_p),
-        ("rope", ctypes.c_int64),
-        ("window", ctypes.c_int64),
-        ("scaling", ctypes.c_float),
-        ("softcap", ctypes.c_float),
+        *addresses("cache"),
+        *integers("rope", "window"),
+        *floats("scaling", "softcap"),
     ]
 
     @classmethod
     def of(cls, layer: DecoderLayer) -> "_DecoderLayer":
-        return cls(
-            *(_Norm.of(getattr(layer, name)) for name in _NORMS),
-            *(LinearStructure.of(getattr(layer, name)) for name in _LINEARS),
-            layer.cache.address,
-            layer.rope,
-            layer.window or 0,
-            layer.scaling,
-            layer.softcap or 0.0,
-        )
+        norms = (_Norm.of(getattr(layer, name)) for name in _NORMS)
+        linears = (LinearStructure.of(getattr(layer, name)) for name in _LINEARS)
+        numbers = (layer.rope, layer.window or 0, layer.scaling, layer.softcap or 0.0)
+        return cls(*norms, *linears, layer.cache.address, *numbers)
 
 
 class _Decoder(ctypes.Structure):
     _fields_ = [
-        ("layers", ctypes.c_void_p),
-        ("ropes", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("num_layers", "num_ropes", "hidden_size", "heads", "activation")),
+        *addresses("layers", "ropes", "embedding"),
+        *integers("num_layers", "num_ropes", "hidden_size", "heads", "activation"),
         ("final_norm", _Norm),
-        ("embedding", ctypes.c_void_p),
-        ("embedding_scale", ctypes.c_float),
         ("head", LinearStructure),
+        *floats("embedding_scale"),
     ]
 
 
 class _StepRows(ctypes.Structure):
     _fields_ = [
-        ("positions", ctypes.c_void_p),
-        ("position_stride", ctypes.c_int64),
-        ("token_ids", ctypes.c_void_p),
-        ("logits_rows", ctypes.c_void_p),
-        ("num_logits", ctypes.c_int64),
-        ("wants_all_hidden", ctypes.c_int64),
-        ("hidden", ctypes.c_void_p),
-        ("logits", ctypes.c_void_p),
-        ("level_rows", ctypes.c_void_p),
-        ("levels", ctypes.c_void_p),
-        ("num_level_rows", ctypes.c_int64),
-        ("level_stride", ctypes.c_int64),
-        ("num_levels", ctypes.c_int64),
+        *addresses("positions", "token_ids", "logits_rows", "hidden", "logits", "level_rows", "levels"),
+        *integers("position_stride", "num_logits", "wants_all_hidden", "num_level_rows", "level_stride", "num_levels"),
     ]
 
 
@@ -170,21 +144,19 @@ class Decoder:
     ) -> None:
         self._library = library
         self._kept = (layers, final_norm, embedding, head)  # the structures hold addresses of what these own
-        self.has_embedding = embedding is not None
         self._layers = (_DecoderLayer * len(layers))(*map(_DecoderLayer.of, layers))
         self._own = _Decoder(
-            ctypes.addressof(self._layers),
-            None,
-            len(layers),
-            len(ropes),
-            hidden_size,
-            heads,
-            ACTIVATIONS.index(activation),
-            _Norm.of(final_norm),
-            None if embedding is None else embedding.weight.data_ptr(),
-            1.0 if embedding is None else embedding.scale,
-            LinearStructure.of(head),
+            layers=ctypes.addressof(self._layers),
+            num_layers=len(layers),
+            num_ropes=len(ropes),
+            hidden_size=hidden_size,
+            heads=heads,
+            activation=ACTIVATIONS.index(activation),
+            final_norm=_Norm.of(final_norm),
+            head=LinearStructure.of(head),
         )
+        if embedding is not None:
+            self._own.embedding, self._own.embedding_scale = embedding.weight.data_ptr(), embedding.scale
         self._set_ropes(ropes)
 
     def _set_ropes(self, ropes: Sequence[Rope]) -> None:
@@ -225,19 +197,11 @@ class Decoder:
         Returns False, and changes nothing, if a position is beyond the ropes' tables."""
         assert hidden.is_contiguous(), "hidden states lie row by row"
         assert positions.stride(-1) == 1, "the positions of an axis lie one behind the other"
-        step = _StepRows(
-            positions.data_ptr(),
-            positions.stride(0),
-            None if token_ids is None else token_ids.data_ptr(),
-            None if logits_rows is None else logits_rows.data_ptr(),
-            0 if logits_rows is None else len(logits_rows),
-            wants_all_hidden,
-            hidden.data_ptr(),
-            None if logits is None else logits.data_ptr(),
-        )
-        if level_rows is not None and levels is not None:
-            step.level_rows, step.levels = level_rows.data_ptr(), levels.data_ptr()
-            step.num_level_rows, step.level_stride = len(level_rows), levels.stride(0)
+        tensors = (positions, token_ids, logits_rows, hidden, logits, level_rows, levels)
+        num_logits = 0 if logits_rows is None else len(logits_rows)
+        step = _StepRows(*map(address_of, tensors), positions.stride(0), num_logits, wants_all_hidden)
+        if levels is not None:
+            step.num_level_rows, step.level_stride = len(levels), levels.stride(0)
             step.num_levels = levels.shape[1] // hidden.shape[1]
-        address = ctypes.addressof(step)
-        return bool(self._library.decode(self._address, chunks.address, address, num_threads()))
+        step_address = ctypes.addressof(step)
+        return bool(self._library.decode(self._address, chunks.address, step_address, num_threads()))

@@ -1,7 +1,4 @@
-"""Finds and loads the library for this processor.
-
-ctypes releases the GIL during each call of the library.
-"""
+"""Finds and loads the library for this processor. ctypes releases the GIL during each call."""
 
 import ctypes
 import logging
@@ -23,28 +20,26 @@ BUILDS = ("avx512", "avx2", "baseline")
 # By PyTorch's name of the processor's instruction set: the fastest build that runs on it.
 _FASTEST = {"AVX512": "avx512", "AVX2": "avx2"}
 
-_address, _integer = ctypes.c_void_p, ctypes.c_int64
+_address, _integer, _threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "panel": ([], _integer),
     "lanes": ([], _integer),
     "rows_at_once": ([], _integer),
     "pack": ([_address, _integer, _integer, _integer, _address], None),
-    "product": ([_address, _integer, _address, _address, _address, _address, _integer], None),
-    "mlp": ([_address, _integer, _address, _address, _address, _integer], None),
-    "attend": ([_address, _address, _address, _integer], None),
-    "attend_pictures": ([_address, _address, _integer], None),
-    "choose": ([_address, _integer, _integer, _address, _address, _integer], None),
-    "decode": ([_address, _address, _address, _integer], _integer),
+    "product": ([_address, _integer, _address, _address, _address, _address, _threads], None),
+    "mlp": ([_address, _integer, _address, _address, _address, _threads], None),
+    "attend": ([_address, _address, _address, _threads], None),
+    "attend_pictures": ([_address, _address, _threads], None),
+    "choose": ([_address, _integer, _integer, _address, _address, _threads], None),
+    "decode": ([_address, _address, _address, _threads], _integer),
 }
 
 
 class KernelLibrary:
-    """One loaded build. Its functions take addresses; `csrc/exports.h` describes them.
+    """One loaded build. Its functions take addresses, see RAYLENS_EXPORT in `csrc/`.
 
-    `panel_columns`: the columns of a packed weight are padded to a multiple of this number.
-    `lanes`: the rows of the cache are padded to a multiple of this number.
-    `rows_at_once`: the number of rows that a product or an MLP takes at a time.
-    """
+    The columns of a packed weight are padded to a multiple of `panel_columns`, and the rows of the cache to a multiple
+    of `lanes`. A product or an MLP takes `rows_at_once` rows at a time."""
 
     pack: Callable[..., None]
     product: Callable[..., None]
@@ -67,9 +62,7 @@ class KernelLibrary:
 
 
 def kernel_library() -> KernelLibrary | None:
-    """Returns the fastest built library for this processor, or the one that VARIABLE names. Returns None if there is
-    none, see `why_missing`.
-
+    """Returns the fastest built library for this processor, or the one that VARIABLE names, or None, see `why_missing`.
     Raises ValueError if VARIABLE names an unknown build or one that does not run on this processor."""
     name = os.environ.get(VARIABLE, "")
     if name == "off":

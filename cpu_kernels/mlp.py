@@ -1,22 +1,39 @@
-"""An MLP in one call, see `csrc/mlp.h`."""
+"""Linear layers with packed weights, and an MLP of them in one call. The structures mirror `csrc/mlp.h`."""
 
 import ctypes
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 
 from raylens.cpu_kernels.library import KernelLibrary
-from raylens.cpu_kernels.linear import ACTIVATIONS, Activation, Linear, LinearStructure
-from raylens.cpu_kernels.packed_weight import check_rows
+from raylens.cpu_kernels.packed_weight import PackedWeight, check_rows
+from raylens.cpu_kernels.structures import address_of, addresses, integers
 from raylens.cpu_kernels.threads import num_threads
+
+Activation = Literal["silu", "gelu_tanh", "gelu", "quick_gelu"]
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+"""In the library's order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """`bias`: (out_features,), float32."""
+
+    weight: PackedWeight
+    bias: torch.Tensor | None
+
+
+class LinearStructure(ctypes.Structure):
+    _fields_ = addresses("weight", "bias")
+
+    @classmethod
+    def of(cls, linear: Linear | None) -> "LinearStructure":
+        return cls() if linear is None else cls(linear.weight.address, address_of(linear.bias))
 
 
 class _Mlp(ctypes.Structure):
-    _fields_ = [
-        ("first", LinearStructure),
-        ("up", LinearStructure),
-        ("down", LinearStructure),
-        ("activation", ctypes.c_int64),
-    ]
+    _fields_ = [*((name, LinearStructure) for name in ("first", "up", "down")), *integers("activation")]
 
 
 class Mlp:
@@ -35,9 +52,7 @@ class Mlp:
 
     def run(self, rows: torch.Tensor) -> torch.Tensor:
         """Takes (..., in_features), float32, and returns (..., out_features). A row's result is bit-identical for any
-        number of other rows.
-
-        Raises ValueError for rows of another width or dtype."""
+        number of other rows. Raises ValueError for rows of another width or dtype."""
         check_rows(rows, self._in_features)
         rows = rows.contiguous()
         output = rows.new_empty(*rows.shape[:-1], self._out_features)

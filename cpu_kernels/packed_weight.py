@@ -7,6 +7,7 @@ import torch
 
 from raylens.cpu_kernels.huge_pages import HugePages
 from raylens.cpu_kernels.library import KernelLibrary
+from raylens.cpu_kernels.structures import address_of, addresses, integers
 from raylens.cpu_kernels.threads import num_threads
 
 
@@ -34,12 +35,7 @@ class WeightLayout:
 class _PackedWeight(ctypes.Structure):
     """Mirrors `PackedWeight` of `csrc/packed_product.h`."""
 
-    _fields_ = [
-        ("panels", ctypes.c_void_p),
-        ("rows_out", ctypes.c_int64),
-        ("num_k", ctypes.c_int64),
-        ("is_bfloat16", ctypes.c_int64),
-    ]
+    _fields_ = addresses("panels") + integers("rows_out", "num_k", "is_bfloat16")
 
 
 class PackedWeight:
@@ -58,24 +54,15 @@ class PackedWeight:
 
     def product(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Returns `rows` (..., in_features) times the weight, plus `bias`, (out_features,), float32. A row's result is
-        bit-identical for any number of other rows.
-
-        Raises ValueError for rows of another width or dtype, because the library would read beyond them."""
+        bit-identical for any number of other rows. Raises ValueError for rows of another width or dtype."""
         check_rows(rows, self.layout.in_features)
         rows = rows.contiguous()
         output = rows.new_empty(*rows.shape[:-1], self.layout.out_features)
         count = rows.numel() // self.layout.in_features
         num_at_once = min(count, self._library.rows_at_once)
         room = rows.new_empty(num_at_once, self.layout.in_features) if count > 1 else None
-        self._library.product(
-            self.address,
-            count,
-            rows.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            output.data_ptr(),
-            None if room is None else room.data_ptr(),
-            num_threads(),
-        )
+        places = (address_of(tensor) for tensor in (rows, bias, output, room))
+        self._library.product(self.address, count, *places, num_threads())
         return output
 
 

@@ -9,11 +9,12 @@ import numpy.typing as npt
 import torch
 
 from raylens.cpu_kernels.library import KernelLibrary
+from raylens.cpu_kernels.structures import address_of, addresses, floats, integers
 from raylens.cpu_kernels.threads import num_threads
 
 
 class _Tokens(ctypes.Structure):
-    _fields_ = [("ids", ctypes.c_void_p), ("count", ctypes.c_int64)]
+    _fields_ = addresses("ids") + integers("count")
 
 
 class RowSettings(ctypes.Structure):
@@ -26,36 +27,17 @@ class RowSettings(ctypes.Structure):
     [0, 1), selects one of the others."""
 
     _fields_ = [
-        ("mask", ctypes.c_void_p),
-        ("allowed", _Tokens),
-        ("bad", _Tokens),
-        ("early", _Tokens),
-        ("biased", _Tokens),
-        ("biases", ctypes.c_void_p),
-        ("seen", _Tokens),
-        ("output_counts", ctypes.c_void_p),
-        *(
-            (name, ctypes.c_float)
-            for name in ("repetition_penalty", "frequency_penalty", "presence_penalty", "temperature", "min_p")
-        ),
-        ("top_k", ctypes.c_int64),
-        ("top_p", ctypes.c_double),
-        ("uniform", ctypes.c_double),
-        ("edits", ctypes.c_int64),
-        ("draws", ctypes.c_int64),
+        *((name, _Tokens) for name in ("allowed", "bad", "early", "biased", "seen")),
+        *addresses("mask", "biases", "output_counts"),
+        *floats("repetition_penalty", "frequency_penalty", "presence_penalty", "temperature", "min_p"),
+        *integers("top_k", "edits", "draws"),
+        *((name, ctypes.c_double) for name in ("top_p", "uniform")),
     ]
 
     def set_tokens(self, name: str, token_ids: npt.NDArray[np.int64]) -> None:
         """Sets `allowed`, `bad`, `early`, `biased` or `seen`: distinct token ids within the vocabulary. The array must
         live until the end of the next `choose_tokens`."""
-        tokens: _Tokens = getattr(self, name)
-        tokens.ids, tokens.count = address(token_ids), len(token_ids)
-
-
-def address(numbers: npt.NDArray[np.generic]) -> int:
-    """Returns the address of a contiguous array."""
-    found: int = numbers.__array_interface__["data"][0]
-    return found
+        setattr(self, name, (address_of(token_ids), len(token_ids)))
 
 
 def choose_tokens(library: KernelLibrary, logits: torch.Tensor, rows: Sequence[RowSettings | None]) -> list[int]:
@@ -67,6 +49,5 @@ def choose_tokens(library: KernelLibrary, logits: torch.Tensor, rows: Sequence[R
     assert logits.dtype == torch.float32 and logits.is_contiguous() and count == len(rows)  # noqa: PT018
     settings = array("Q", [0 if row is None else ctypes.addressof(row) for row in rows])
     token_ids = array("q", bytes(8 * count))
-    places = settings.buffer_info()[0], token_ids.buffer_info()[0]
-    library.choose(logits.data_ptr(), vocab, count, *places, num_threads())
+    library.choose(logits.data_ptr(), vocab, count, address_of(settings), address_of(token_ids), num_threads())
     return token_ids.tolist()

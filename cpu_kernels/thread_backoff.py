@@ -1,19 +1,15 @@
 """Leaves cores to other busy processes.
 
-Compute-bound work gains from several threads if each has a core of its own. On a core shared with another process, the
-work waits for the slowest thread, and the other process slows down, too. Two processes with two threads each on two
-cores did a fifth less work than with one thread each, and the slowest steps took three times as long.
-
-Two figures together show that cores are contended: threads lose their cores (involuntary context switches), and their
-CPU time is less than the elapsed time. Neither suffices alone. Short tasks of other processes cause hundreds of
-switches a second but take a few hundredths of the time. CPU time is also low while a part of the work has only one
-thread. The system's idle time shows free cores.
+On a core shared with another process, compute-bound work waits for its slowest thread and slows the other process down.
+Two figures together show contended cores: involuntary context switches, and a CPU time below the elapsed time. Neither
+suffices alone. Short tasks of other processes cause many switches but take little time, and CPU time is also low while
+a part of the work has only one thread. The system's idle time shows free cores.
 """
 
 import os
 import resource
-import time
 from pathlib import Path
+from time import perf_counter, process_time
 
 _SWITCHES_PER_SECOND = 60.0
 """Of a thread. An idle machine has about 15, caused by the system itself."""
@@ -43,7 +39,7 @@ class ThreadBackoff:
         """Returns the number of threads for the next piece of work. Report its duration to `note`."""
         if self._number < self._most:
             self._take_free_cores()
-        self._num_switches, self._cpu_seconds = _involuntary_switches(), _cpu_seconds()
+        self._num_switches, self._cpu_seconds = _involuntary_switches(), process_time()
         return self._number
 
     def note(self, seconds: float) -> None:
@@ -52,12 +48,12 @@ class ThreadBackoff:
             return
         thread_seconds = self._number * seconds
         were_taken = _involuntary_switches() - self._num_switches > _SWITCHES_PER_SECOND * thread_seconds
-        if were_taken and _cpu_seconds() - self._cpu_seconds < _COMPUTING_SHARE * thread_seconds:
+        if were_taken and process_time() - self._cpu_seconds < _COMPUTING_SHARE * thread_seconds:
             self._number //= 2
             self._watch()
 
     def _take_free_cores(self) -> None:
-        watched = _now() - self._watched_since
+        watched = perf_counter() - self._watched_since
         if watched < _WATCH_SECONDS:
             return
         num_free = (_idle_core_seconds() - self._idle_before) / watched
@@ -67,16 +63,7 @@ class ThreadBackoff:
         self._watch()
 
     def _watch(self) -> None:
-        self._watched_since, self._idle_before = _now(), _idle_core_seconds()
-
-
-def _now() -> float:
-    return time.perf_counter()
-
-
-def _cpu_seconds() -> float:
-    """Returns the CPU time of all of this process's threads."""
-    return time.process_time()
+        self._watched_since, self._idle_before = perf_counter(), _idle_core_seconds()
 
 
 def _involuntary_switches() -> int:
@@ -85,10 +72,9 @@ def _involuntary_switches() -> int:
 
 
 def _idle_core_seconds() -> float:
-    """Returns the idle time of all of the machine's cores. Without such figures from the system, cores count as always
-    idle."""
+    """Returns the idle time of all of the machine's cores. Where the system does not tell, all cores count as idle."""
     try:
         ticks = _STAT.read_bytes().split(maxsplit=6)
     except OSError:
-        return _now() * (os.cpu_count() or 1)
+        return perf_counter() * (os.cpu_count() or 1)
     return (int(ticks[4]) + int(ticks[5])) / os.sysconf("SC_CLK_TCK")  # idle, and waiting for a disk

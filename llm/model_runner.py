@@ -279,7 +279,7 @@ class ModelRunner:
     def run(self, chunks: Sequence[ScheduledChunk], chosen: torch.Tensor | None = None) -> StepOutput:
         """Computes the chunks, decode chunks first. `chosen`: see `StepBuilder.build`."""
         step = self._builder.build(chunks, chosen)
-        return self.run_step(step) if self._group is None else run_on_all_ranks(self, self._group, step)
+        return self.run_step(step) if self._group is None else run_on_all_ranks(self.run_step, self._group, step)
 
     def run_step(self, step: StepInput) -> StepOutput:
         """Computes a step on this rank. Every rank calls this."""

@@ -1,7 +1,5 @@
 """Rejects requests that can never run, before they are queued."""
 
-from collections.abc import Iterable
-
 import torch
 
 from raylens.llm.prompt_layout import PromptLayout
@@ -25,15 +23,6 @@ def check_room(num_prompt_tokens: int, params: SamplingParams, max_model_len: in
                 f" {max_model_len} tokens",
                 field=field,
                 code="context_length_exceeded",
-            )
-
-
-def check_vocabulary(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
-    """Raises InvalidRequestError with `field` unless all tokens are in the vocabulary of `vocab_size`."""
-    for token_id in token_ids:
-        if not 0 <= token_id < vocab_size:
-            raise InvalidRequestError(
-                f"must be of token ids between 0 and {vocab_size - 1}, got {token_id}", field=field
             )
 
 

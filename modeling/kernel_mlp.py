@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from raylens.cpu_kernels.library import kernel_library
-from raylens.cpu_kernels.linear import Activation, Linear
-from raylens.cpu_kernels.mlp import Mlp
+from raylens.cpu_kernels.mlp import Activation, Linear, Mlp
 from raylens.modeling.packed_linear import KernelLinear
 
 _ACTIVATIONS: dict[str, Activation] = {

@@ -2,7 +2,7 @@
 #pragma once
 #include "vector.h"
 
-// Mirrors ACTIVATIONS in linear.py.
+// Mirrors ACTIVATIONS in mlp.py.
 enum class Activation : int64_t { kSilu, kGeluTanh, kGelu, kQuickGelu };
 
 RAYLENS_INLINE Vec sigmoid(Vec x) { return 1.f / (exp(-x) + 1.f); }
@@ -11,16 +11,10 @@ RAYLENS_INLINE Vec sigmoid(Vec x) { return 1.f / (exp(-x) + 1.f); }
 RAYLENS_INLINE Vec erf(Vec x) {
   x = smaller(larger(x, all(-4.f)), all(4.f));
   Vec square = x * x;
-  Vec p = square * -2.72614225801306e-10f + 2.77068142495902e-08f;
-  p = p * square + -2.10102402082508e-06f;
-  p = p * square + -5.69250639462346e-05f;
-  p = p * square + -7.34990630326855e-04f;
-  p = p * square + -2.95459980854025e-03f;
-  p = p * square + -1.60960333262415e-02f;
-  Vec q = square * -1.45660718464996e-05f + -2.13374055278905e-04f;
-  q = q * square + -1.68282697438203e-03f;
-  q = q * square + -7.37332916720468e-03f;
-  q = q * square + -1.42647390514189e-02f;
+  Vec p = polynomial(square, -2.72614225801306e-10f, 2.77068142495902e-08f, -2.10102402082508e-06f,
+                     -5.69250639462346e-05f, -7.34990630326855e-04f, -2.95459980854025e-03f, -1.60960333262415e-02f);
+  Vec q = polynomial(square, -1.45660718464996e-05f, -2.13374055278905e-04f, -1.68282697438203e-03f,
+                     -7.37332916720468e-03f, -1.42647390514189e-02f);
   return x * p / q;
 }
 

@@ -1,4 +1,5 @@
-// Attention of a step: generated tokens one by one, and the tokens of prompts by tiles of query rows.
+// Attention of a step: generated tokens one by one, and the tokens of prompts by tiles of query rows. Also attention of
+// pictures.
 //
 // The two have different orders of summation. Only a token's place in its sequence decides between them, not the number
 // of tokens in the step. A token's result thus does not depend on the rest of the step.
@@ -33,12 +34,45 @@ void attend(const StepChunks& step, const LayerCache& cache, const AttentionArgu
       for (int64_t head = 0; head < cache.kv_heads && !skips(token + i, token + i + 1); head++)
         parts.push_back({chunk, token + i, head, 0, step.ends[chunk] - step.lengths[chunk] + i + 1});
   }
-  const AttentionPart* all_parts = parts.data();  // `parts` is another vector on each thread
-  pool().run(threads, static_cast<int>(parts.size()), [&](int i) {
-    const AttentionPart& part = all_parts[i];
+  pool().run(threads, parts, [&](const AttentionPart& part) {
     if (part.end > 0)
       attend_decode(step, cache, call, part.chunk, part.token, part.end, part.kv_head);
     else
       attend_chunk(step, cache, call, part.chunk, part.token, part.kv_head, part.first_row);
+  });
+}
+
+// Writes the step's keys and values into the cache, then attends with all its tokens.
+RAYLENS_EXPORT void raylens_attend(const StepChunks& step, const LayerCache& cache, const AttentionArguments& call,
+                                   int threads) {
+  write_to_cache(cache, step, call.keys, call.values);
+  attend(step, cache, call, [](int64_t, int64_t) { return false; }, threads);
+}
+
+// Mirrors `_Pictures` in attention.py. The pictures are concatenated; each patch sees all patches of its picture.
+struct Pictures {
+  const int32_t* starts;  // (count + 1,): the start of each picture's patches, and the end of the last one's
+  int64_t count, kv_heads, key_dim, value_dim;
+};
+
+struct PicturePart {
+  int64_t picture, kv_head, first_row;
+};
+
+RAYLENS_EXPORT void raylens_attend_pictures(const Pictures& pictures, const AttentionArguments& call, int threads) {
+  static thread_local std::vector<PicturePart> parts;
+  parts.clear();
+  int64_t group = call.heads / pictures.kv_heads;
+  for (int64_t picture = 0; picture < pictures.count; picture++)
+    for (int64_t head = 0; head < pictures.kv_heads; head++)
+      for (int64_t row = 0; row < (pictures.starts[picture + 1] - pictures.starts[picture]) * group; row += kPanel)
+        parts.push_back({picture, head, row});
+  pool().run(threads, parts, [&](const PicturePart& part) {
+    int64_t start = pictures.starts[part.picture], length = pictures.starts[part.picture + 1] - start;
+    auto sees = [&](int64_t) { return std::pair<int64_t, int64_t>(0, length); };
+    QueryTile tile = query_tile(start, length, part.kv_head, group, part.first_row, sees);
+    SequenceRows keys{call.keys.at(start, part.kv_head), call.keys.token_stride, nullptr, 0};
+    SequenceRows values{call.values.at(start, part.kv_head), call.values.token_stride, nullptr, 0};
+    attend_tile(tile, call, keys, pictures.key_dim, values, pictures.value_dim);
   });
 }

@@ -1,2 +1,3 @@
 // The kernels for AVX2 and FMA; setup.py has the flags.
-#include "exports.h"
+#include "decoder.h"
+#include "sampler.h"

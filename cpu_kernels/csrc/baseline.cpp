@@ -1,2 +1,3 @@
 // The kernels for any processor of the platform; setup.py has the flags.
-#include "exports.h"
+#include "decoder.h"
+#include "sampler.h"

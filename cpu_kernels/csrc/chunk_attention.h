@@ -8,8 +8,8 @@
 #pragma once
 #include <utility>
 
-#include "attention_call.h"
 #include "packed_product.h"
+#include "paged_cache.h"
 
 constexpr int64_t kPositions = 128;
 
@@ -94,10 +94,7 @@ inline void chunk_scores(const float* queries, const float* keys, int64_t dim, i
       constexpr int R = rows;
       Vec sums[R][2] = {};
       accumulate<Float32, R, 0, 0>(queries, keys + i * stride, stride, 1, static_cast<int>(dim), {}, sums);
-      for (int r = 0; r < R; r++) {
-        store(scores + (i + r) * kPanel, sums[r][0]);
-        store(scores + (i + r) * kPanel + kLanes, sums[r][1]);
-      }
+      for (int r = 0; r < R; r++) store_columns(scores + (i + r) * kPanel, kPanel, sums[r]);
     });
 }
 
@@ -151,8 +148,7 @@ inline void add_values(const float* weights, const float* values, int64_t dim, i
         for (int half = 0; half < 2; half++)
           sums[r][half] = load(output + (d + r) * kPanel + half * kLanes) * factor[half];
       accumulate<Float32, R, 0, 0>(weights, values + d, 1, stride, static_cast<int>(count), {}, sums);
-      for (int r = 0; r < R; r++)
-        for (int half = 0; half < 2; half++) store(output + (d + r) * kPanel + half * kLanes, sums[r][half]);
+      for (int r = 0; r < R; r++) store_columns(output + (d + r) * kPanel, kPanel, sums[r]);
     });
 }
 

@@ -1,6 +1,8 @@
 // Attention of single tokens, each at the end of its sequence: two passes over the cache, scores and then values.
 #pragma once
-#include "attention_call.h"
+#include <type_traits>
+
+#include "paged_cache.h"
 #include "scratch.h"
 
 // Returns the products of a query, (dim,), with kLanes keys. Keys past `count` repeat the last one.
@@ -83,19 +85,18 @@ RAYLENS_INLINE void weigh_values(const float* weights, int64_t stride, const flo
     for (int t = 0; t < T; t++) store(output + g * dim + t * kLanes, sums[g][t]);
 }
 
-template <int G, int T>
-RAYLENS_INLINE int64_t weigh_tiles(int64_t d, const float* weights, int64_t stride, const float* values, int64_t dim,
-                                   const std::vector<Run>& runs, float* output) {
-  for (; d + T * kLanes <= dim; d += T * kLanes) weigh_values<G, T>(weights, stride, values + d, dim, runs, output + d);
-  return d;
-}
-
 template <int G>
 void weigh_all_values(const float* weights, int64_t stride, const float* values, int64_t dim,
                       const std::vector<Run>& runs, float* output) {
-  int64_t d = weigh_tiles<G, kRows >= 8 ? 8 : 4>(0, weights, stride, values, dim, runs, output);
-  d = weigh_tiles<G, 4>(d, weights, stride, values, dim, runs, output);
-  weigh_tiles<G, 1>(d, weights, stride, values, dim, runs, output);
+  int64_t d = 0;
+  auto weigh_tiles = [&](auto vectors) {
+    constexpr int T = vectors;
+    for (; d + T * kLanes <= dim; d += T * kLanes)
+      weigh_values<G, T>(weights, stride, values + d, dim, runs, output + d);
+  };
+  weigh_tiles(std::integral_constant<int, kRows >= 8 ? 8 : 4>());
+  weigh_tiles(std::integral_constant<int, 4>());
+  weigh_tiles(std::integral_constant<int, 1>());
 }
 
 // Attends with all query heads of one key head for the token `token`, which sees its sequence's positions up to `end`.

@@ -123,26 +123,32 @@ struct Upcoming {
   static int64_t per_group(const PackedWeight& weight) { return weight.num_k / kPiece; }
 };
 
-// Packs `weight`, (columns, num_k), into panels.
+// Returns the number whose multiples the columns of a packed weight are padded to.
+RAYLENS_EXPORT int64_t raylens_panel() { return kPanel; }
+
 template <class Weights>
-void pack(const float* weight, int64_t columns, int64_t num_k, typename Weights::Number* panels) {
+void pack(const float* weight, int64_t columns, int64_t num_k, void* panels) {
   for (int64_t panel = 0; panel < num_panels(columns); panel++)
     for (int c = 0; c < kPanel; c++) {
       int64_t column = panel * kPanel + c;
-      auto* to = panels + panel * num_k * kPanel + Weights::place(c);
+      auto* to = static_cast<typename Weights::Number*>(panels) + panel * num_k * kPanel + Weights::place(c);
       for (int64_t k = 0; k < num_k; k++)
         to[k * kPanel] = Weights::of(column < columns ? weight[column * num_k + k] : 0.f);
     }
 }
 
+// Packs `weight`, (columns, num_k), into panels.
+RAYLENS_EXPORT void raylens_pack(const float* weight, int64_t columns, int64_t num_k, int64_t is_bfloat16,
+                                 void* panels) {
+  (is_bfloat16 ? pack<Bfloat16> : pack<Float32>)(weight, columns, num_k, panels);
+}
+
 // Rows of x in the product's reading order: groups of up to kRows rows, of about equal size; in a group, for each k,
 // the rows' consecutive elements. (Rows at a distance of a power of two would compete for the same cache lines.)
-class RowGroups {
- public:
-  explicit RowGroups(int64_t num_rows) : num_rows_(num_rows), count_((num_rows + kRows - 1) / kRows) {}
-  int64_t num_rows() const { return num_rows_; }
-  int64_t count() const { return count_; }
-  int64_t first(int64_t group) const { return num_rows_ * group / count_; }
+struct RowGroups {
+  int64_t num_rows, count = (num_rows + kRows - 1) / kRows;
+
+  int64_t first(int64_t group) const { return num_rows * group / count; }
   int size(int64_t group) const { return static_cast<int>(first(group + 1) - first(group)); }
 
   // Copies a group's rows of `x`, (num_rows, num_k), to its place in `all_groups`, which is of the same size.
@@ -154,24 +160,19 @@ class RowGroups {
         for (int r = 0; r < rows; r++) to[k * rows + r] = from[r * num_k + k];
     });
   }
-
- private:
-  int64_t num_rows_, count_;
 };
 
 // Two vectors of a row of y, of which `columns` numbers exist.
-RAYLENS_INLINE void load_columns(const float* from, int columns, Vec& first, Vec& second) {
+RAYLENS_INLINE void load_columns(const float* from, int columns, Vec (&to)[2]) {
   float room[kPanel] = {};
   if (columns < kPanel) from = std::copy(from, from + columns, room) - columns;
-  first = load(from);
-  second = load(from + kLanes);
+  for (int half = 0; half < 2; half++) to[half] = load(from + half * kLanes);
 }
 
-RAYLENS_INLINE void store_columns(float* to, int columns, Vec first, Vec second) {
+RAYLENS_INLINE void store_columns(float* to, int columns, const Vec (&from)[2]) {
   float room[kPanel];
   float* whole = columns < kPanel ? room : to;
-  store(whole, first);
-  store(whole + kLanes, second);
+  for (int half = 0; half < 2; half++) store(whole + half * kLanes, from[half]);
   if (columns < kPanel) std::copy(room, room + columns, to);
 }
 
@@ -193,22 +194,15 @@ struct Output {
 };
 
 // Finishes a row's columns of a product and stores them.
-RAYLENS_INLINE void finish_columns(const Output& output, float* to, int columns, Vec first, Vec second) {
-  if (output.then == Then::kActivate) {
-    first = activate(output.activation, first);
-    second = activate(output.activation, second);
-  } else if (output.then != Then::kStore) {
-    Vec old_first, old_second;
-    load_columns(to, columns, old_first, old_second);
-    if (output.then == Then::kAdd) {
-      first += old_first;
-      second += old_second;
-    } else {
-      first *= activate(output.activation, old_first);
-      second *= activate(output.activation, old_second);
-    }
+RAYLENS_INLINE void finish_columns(const Output& output, float* to, int columns, Vec (&product)[2]) {
+  Vec old[2];
+  if (output.then == Then::kAdd || output.then == Then::kGate) load_columns(to, columns, old);
+  for (int half = 0; half < 2; half++) {
+    if (output.then == Then::kAdd) product[half] += old[half];
+    if (output.then == Then::kActivate) product[half] = activate(output.activation, product[half]);
+    if (output.then == Then::kGate) product[half] *= activate(output.activation, old[half]);
   }
-  store_columns(to, columns, first, second);
+  store_columns(to, columns, product);
 }
 
 // The number of k that a product of several groups takes at a time: this part of a panel stays in the cache for all
@@ -225,35 +219,35 @@ void product_of_panel(const PackedWeight& weight, int64_t panel, const RowGroups
   static thread_local Scratch scratch;
   auto* weights = static_cast<const typename Weights::Number*>(weight.panels) + panel * weight.num_k * kPanel;
   int columns = static_cast<int>(std::min<int64_t>(kPanel, weight.rows_out - panel * kPanel));
-  Vec bias_first{}, bias_second{};
-  if (output.bias != nullptr) load_columns(output.bias + panel * kPanel, columns, bias_first, bias_second);
-  int64_t depth = groups.count() == 1 ? weight.num_k : kDepth;
+  Vec bias[2] = {};
+  if (output.bias != nullptr) load_columns(output.bias + panel * kPanel, columns, bias);
+  int64_t depth = groups.count == 1 ? weight.num_k : kDepth;
   // The sums so far, if the product is computed in several parts.
-  float* partial = depth < weight.num_k ? scratch.floats(groups.num_rows() * kPanel) : nullptr;
+  float* partial = depth < weight.num_k ? scratch.floats(groups.num_rows * kPanel) : nullptr;
   constexpr ptrdiff_t kRowBytes = kPanel * sizeof(typename Weights::Number);
   constexpr int kRowLines = (kRowBytes + 63) / 64;
   for (int64_t k = 0; k < weight.num_k; k += depth) {
     int num_k = static_cast<int>(std::min(depth, weight.num_k - k));
     bool is_last = k + num_k == weight.num_k;
     const auto* block = weights + k * kPanel;
-    for (int64_t group = 0; group < groups.count(); group++)
+    for (int64_t group = 0; group < groups.count; group++)
       with_rows(groups.size(group), [&](auto count) {
         constexpr int R = count;
         int64_t row = groups.first(group);
         const float* own = x + row * weight.num_k + k * R;
         Vec sums[R][2] = {};
         if (k > 0)
-          for (int r = 0; r < R; r++) load_columns(partial + (row + r) * kPanel, kPanel, sums[r][0], sums[r][1]);
-        if (groups.count() == 1) {
+          for (int r = 0; r < R; r++) load_columns(partial + (row + r) * kPanel, kPanel, sums[r]);
+        if (groups.count == 1) {
           constexpr int kFarLines = 4 * R >= 3 * kRows ? kRowLines : 0;
           Ahead far{reinterpret_cast<const char*>(block + kRowsFar * kPanel), kRowBytes};
           accumulate<Weights, R, kRowLines, kFarLines>(block, own, 1, R, num_k, far, sums);
         } else {  // each group prefetches a part of the next block
           const char* next = reinterpret_cast<const char*>(block + static_cast<int64_t>(num_k) * kPanel);
-          Ahead far{next + num_k * kRowBytes * group / groups.count(), kRowBytes / groups.count()};
+          Ahead far{next + num_k * kRowBytes * group / groups.count, kRowBytes / groups.count};
           for (int from = 0; from < num_k; from += kPiece, far.next += kPiece * far.step) {
             int some = std::min(kPiece, num_k - from);
-            const char* piece = output.upcoming.piece(weight, panel * groups.count() + group, k + from);
+            const char* piece = output.upcoming.piece(weight, panel * groups.count + group, k + from);
             if (piece != nullptr)
               accumulate<Weights, R, kRowLines, 1, 1>(block + from * kPanel, own + from * R, 1, R, some, far, sums,
                                                       piece);
@@ -263,10 +257,10 @@ void product_of_panel(const PackedWeight& weight, int64_t panel, const RowGroups
         }
         for (int r = 0; r < R; r++)
           if (is_last) {
-            float* to = output.y + (row + r) * output.stride + panel * kPanel;
-            finish_columns(output, to, columns, sums[r][0] + bias_first, sums[r][1] + bias_second);
+            for (int half = 0; half < 2; half++) sums[r][half] += bias[half];
+            finish_columns(output, output.y + (row + r) * output.stride + panel * kPanel, columns, sums[r]);
           } else {
-            store_columns(partial + (row + r) * kPanel, kPanel, sums[r][0], sums[r][1]);
+            store_columns(partial + (row + r) * kPanel, kPanel, sums[r]);
           }
       });
   }
@@ -274,10 +268,7 @@ void product_of_panel(const PackedWeight& weight, int64_t panel, const RowGroups
 
 inline void product_of_panel(const PackedWeight& weight, int64_t panel, const RowGroups& groups, const float* x,
                              const Output& output) {
-  if (weight.is_bfloat16)
-    product_of_panel<Bfloat16>(weight, panel, groups, x, output);
-  else
-    product_of_panel<Float32>(weight, panel, groups, x, output);
+  (weight.is_bfloat16 ? product_of_panel<Bfloat16> : product_of_panel<Float32>)(weight, panel, groups, x, output);
 }
 
 // Calls part(from, to) for parts of [0, panels).
@@ -297,21 +288,22 @@ inline void product_of_groups(const PackedWeight& weight, const RowGroups& group
 
 // Returns rows of x, (num_rows, num_k), in groups, copied to `room`; a single row is returned unchanged.
 inline const float* in_groups(const RowGroups& groups, const float* x, int64_t num_k, float* room, int threads) {
-  if (groups.num_rows() <= 1) return x;
+  if (groups.num_rows <= 1) return x;
   auto copy = [&](int group) { groups.copy(group, x, num_k, room); };
-  pool().run(groups.count() > 4 ? threads : 1, static_cast<int>(groups.count()), copy);
+  pool().run(groups.count > 4 ? threads : 1, static_cast<int>(groups.count), copy);
   return room;
 }
 
 // Products take so many rows at a time, so that their temporary memory is small and stays in a cache.
 constexpr int64_t kRowsAtOnce = 256;
+RAYLENS_EXPORT int64_t raylens_rows_at_once() { return kRowsAtOnce; }
 
 // y = x w^T + bias. x: (num_rows, num_k), y: (num_rows, rows_out), bias: (rows_out,) or null. With more than one row,
 // `room` has space for up to kRowsAtOnce rows of x.
-inline void product(const PackedWeight& weight, int64_t num_rows, const float* x, const float* bias, float* y,
-                    float* room, int threads) {
+RAYLENS_EXPORT void raylens_product(const PackedWeight& weight, int64_t num_rows, const float* x, const float* bias,
+                                    float* y, float* room, int threads) {
   for (int64_t row = 0; row < num_rows; row += kRowsAtOnce) {
-    RowGroups groups(std::min(kRowsAtOnce, num_rows - row));
+    RowGroups groups{std::min(kRowsAtOnce, num_rows - row)};
     const float* own = in_groups(groups, x + row * weight.num_k, weight.num_k, room, threads);
     product_of_groups(weight, groups, own, {y + row * weight.rows_out, weight.rows_out, bias, Then::kStore}, threads);
   }

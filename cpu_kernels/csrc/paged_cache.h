@@ -1,4 +1,4 @@
-// A layer's keys and values, in blocks, and the chunks of sequences that a step computes.
+// A layer's keys and values, in blocks, the chunks of sequences that a step computes, and the arguments of attention.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -7,6 +7,7 @@
 
 // Zeros pad the rows of the cache to whole vectors.
 inline int64_t padded(int64_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
+RAYLENS_EXPORT int64_t raylens_lanes() { return kLanes; }
 
 // Mirrors `LayerCache` in attention.py. keys: (kv_heads, num_slots, padded(key_dim)); values likewise.
 struct LayerCache {
@@ -25,7 +26,7 @@ struct StepChunks {
   const int32_t* lengths;       // (num_chunks,): the tokens of a chunk
   const int32_t* ends;          // (num_chunks,): the positions of the sequence up to the chunk's end
   const int32_t* prompt_ends;   // (num_chunks,): the positions of the sequence's prompt
-  const float* spans;           // the chunks' concatenated spans, or null if no chunk has any
+  const float* spans;           // the chunks' concatenated spans
   const int32_t* first_spans;   // (num_chunks,): the start of a chunk's spans in `spans`, or -1 for a chunk without
   int64_t num_chunks, num_tokens;
   int64_t windows_cut_spans;  // whether the sliding window also applies within spans
@@ -36,9 +37,7 @@ struct StepChunks {
     return std::clamp<int64_t>(prompt_ends[chunk] - start, 0, lengths[chunk]);
   }
 
-  const float* spans_of(int64_t chunk) const {
-    return spans == nullptr || first_spans[chunk] < 0 ? nullptr : spans + first_spans[chunk];
-  }
+  const float* spans_of(int64_t chunk) const { return first_spans[chunk] < 0 ? nullptr : spans + first_spans[chunk]; }
 };
 
 constexpr float kNoSpan = -1;
@@ -48,6 +47,26 @@ struct Rows {
   const float* data;
   int64_t token_stride, head_stride;
   const float* at(int64_t token, int64_t head) const { return data + token * token_stride + head * head_stride; }
+};
+
+// Returns the first position in the window of `position`, which includes itself. `window` 0: all earlier positions.
+inline int64_t first_seen(int64_t position, int64_t window) {
+  return window == 0 ? 0 : std::max<int64_t>(0, position - window + 1);
+}
+
+// Mirrors `AttentionArguments` in attention.py.
+struct AttentionArguments {
+  Rows queries, keys, values;
+  float* output;  // (num_tokens, heads, value_dim)
+  int64_t heads;
+  int64_t window;  // the size of the sliding window, the position itself included; 0: all earlier positions
+  float scaling;
+  float softcap;  // 0: none
+
+  float* output_row(int64_t token, int64_t head, int64_t value_dim) const {
+    return output + (token * heads + head) * value_dim;
+  }
+  int64_t first_seen(int64_t position) const { return ::first_seen(position, window); }
 };
 
 // Consecutive slots that hold consecutive positions.

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -21,15 +22,13 @@ struct Tokens {
 
 // Mirrors `RowSettings` in sampler.py, which documents each setting.
 struct RowSettings {
-  const uint32_t* mask;  // (ceil(vocab / 32),) bits, or null
-  Tokens allowed, bad, early, biased;
-  const float* biases;  // (biased.count,)
-  Tokens seen;
+  Tokens allowed, bad, early, biased, seen;
+  const uint32_t* mask;        // (ceil(vocab / 32),) bits, or null
+  const float* biases;         // (biased.count,)
   const float* output_counts;  // (seen.count,)
   float repetition_penalty, frequency_penalty, presence_penalty, temperature, min_p;
-  int64_t top_k;
+  int64_t top_k, edits, draws;
   double top_p, uniform;
-  int64_t edits, draws;
 };
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -106,21 +105,6 @@ inline void weigh(float* logits, int64_t vocab, float highest, float temperature
 
 constexpr int64_t kGroup = 128;
 
-// Calls visit(weight) for each weight of at least `lowest`. `visit` may raise `lowest`.
-template <class Visit>
-void each_from(const float* weights, int64_t vocab, const float& lowest, const Visit& visit) {
-  for (int64_t start = 0; start < vocab; start += kGroup) {
-    int64_t end = std::min(vocab, start + kGroup), i = start;
-    if (end - start == kGroup) {  // most groups have no such weight
-      Vec top = load(weights + start);
-      for (int64_t at = start + kLanes; at < end; at += kLanes) top = larger(top, load(weights + at));
-      if (largest_lane(top) < lowest) i = end;
-    }
-    for (; i < end; i++)
-      if (weights[i] >= lowest) visit(weights[i]);
-  }
-}
-
 // Leaves in `kept` the `count` largest of the weights, in any order.
 inline void keep_largest(const float* weights, int64_t vocab, int64_t count, std::vector<float>& kept) {
   float lowest = 0;
@@ -130,17 +114,20 @@ inline void keep_largest(const float* weights, int64_t vocab, int64_t count, std
     lowest = kept.back();
   };
   kept.clear();
-  each_from(weights, vocab, lowest, [&](float weight) {
-    kept.push_back(weight);
-    if (static_cast<int64_t>(kept.size()) >= 2 * count + kGroup) cut();
-  });
+  for (int64_t start = 0; start < vocab; start += kGroup) {
+    int64_t end = std::min(vocab, start + kGroup);
+    if (end - start == kGroup) {  // most groups have only lower weights
+      Vec top = load(weights + start);
+      for (int64_t at = start + kLanes; at < end; at += kLanes) top = larger(top, load(weights + at));
+      if (largest_lane(top) < lowest) continue;
+    }
+    for (int64_t i = start; i < end; i++) {
+      if (weights[i] < lowest) continue;
+      kept.push_back(weights[i]);
+      if (static_cast<int64_t>(kept.size()) >= 2 * count + kGroup) cut();
+    }
+  }
   if (static_cast<int64_t>(kept.size()) > count) cut();
-}
-
-inline double sum(const float* from, const float* to) {
-  double sum = 0;
-  for (; from < to; from++) sum += *from;
-  return sum;
 }
 
 // Returns the lowest of the fewest largest weights with a sum of at least `mass`, or the lowest of all. Reorders
@@ -151,7 +138,7 @@ inline float nucleus(std::vector<float>& weights, double mass) {
     size_t middle = (low + high) / 2;
     auto first = weights.begin();
     std::nth_element(first + low, first + middle, first + high, std::greater<float>());
-    double upper = sum(weights.data() + low, weights.data() + middle);
+    double upper = std::accumulate(first + low, first + middle, 0.0);
     if (before + upper >= mass) {
       high = middle;
     } else {
@@ -213,7 +200,7 @@ inline float lowest_kept(const RowSettings& row, const float* weights, int64_t v
     return row.top_p < 1 ? nucleus_of_row(weights, vocab, row.min_p, row.top_p) : row.min_p;
   keep_largest(weights, vocab, row.top_k, kept);
   kept.erase(std::remove_if(kept.begin(), kept.end(), [&](float weight) { return weight < row.min_p; }), kept.end());
-  return nucleus(kept, row.top_p < 1 ? row.top_p * sum(kept.data(), kept.data() + kept.size()) : HUGE_VAL);
+  return nucleus(kept, row.top_p < 1 ? row.top_p * std::accumulate(kept.begin(), kept.end(), 0.0) : HUGE_VAL);
 }
 
 // Returns the token at which the cumulative sum of the weights exceeds the row's share of their sum.
@@ -245,8 +232,8 @@ inline int64_t choose(const RowSettings& row, float* logits, int64_t vocab) {
 }
 
 // logits: (num_rows, vocab). rows[i] may be null: the likeliest token. Writes token_ids, (num_rows,).
-inline void choose_all(float* logits, int64_t vocab, int64_t num_rows, const RowSettings* const* rows,
-                       int64_t* token_ids, int threads) {
+RAYLENS_EXPORT void raylens_choose(float* logits, int64_t vocab, int64_t num_rows, const RowSettings* const* rows,
+                                   int64_t* token_ids, int threads) {
   static const RowSettings kGreedy{};
   bool is_greedy = std::all_of(rows, rows + num_rows, [](const RowSettings* row) { return row == nullptr; });
   pool().run(is_greedy ? 1 : threads, static_cast<int>(num_rows),

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <vector>
 
 class ThreadPool {
  public:
@@ -34,6 +35,12 @@ class ThreadPool {
     take_parts();
     state_.fetch_add(1);  // even: closed. A late helper either sees this, or `working_` counts it.
     while (working_.load() > 0) std::this_thread::yield();
+  }
+
+  // Runs action(part) for each part.
+  template <class Part, class Action>
+  void run(int threads, const std::vector<Part>& parts, const Action& action) {
+    run(threads, static_cast<int>(parts.size()), [&](int i) { action(parts[i]); });
   }
 
  private:

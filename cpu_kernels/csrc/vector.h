@@ -25,6 +25,8 @@
 #define RAYLENS_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (IntVec){__VA_ARGS__})
 #endif
 #define RAYLENS_INLINE inline __attribute__((always_inline))
+// Marks a function that Python calls. A reference is passed as an address.
+#define RAYLENS_EXPORT extern "C" __attribute__((visibility("default")))
 
 constexpr int kLanes = RAYLENS_LANES;
 // The number of rows whose sums the inner loop of a product holds, with registers left for the weights.
@@ -76,6 +78,14 @@ RAYLENS_INLINE float largest_lane(Vec v) {
   return largest;
 }
 
+// Returns the polynomial of x with these coefficients, the highest power first, by Horner's rule.
+template <class... Coefficients>
+RAYLENS_INLINE Vec polynomial(Vec x, float first, Coefficients... others) {
+  Vec sum = all(first);
+  ((sum = sum * x + others), ...);
+  return sum;
+}
+
 // Returns e^x within 2 ulp, for x clamped to [-87.3, 88.3], by the polynomial of Cephes' expf.
 RAYLENS_INLINE Vec exp(Vec x) {
   x = smaller(larger(x, all(-87.33f)), all(88.37f));
@@ -84,11 +94,8 @@ RAYLENS_INLINE Vec exp(Vec x) {
   Vec n = shifted - magic;
   Vec r = x - n * 0.693359375f;  // ln 2 in two parts, the first of them exact
   r = r + n * 2.12194440e-4f;
-  Vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
+  Vec p = polynomial(r, 1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
+                     5.0000001201e-1f);
   p = p * (r * r) + (r + 1.f);
   UintVec power = (((UintVec)shifted - (UintVec)magic) + 127u) << 23;  // 2^n
   return p * (Vec)power;
@@ -98,10 +105,8 @@ RAYLENS_INLINE Vec exp(Vec x) {
 RAYLENS_INLINE Vec tanh(Vec x) {
   Vec magnitude = x < 0.f ? -x : x;
   Vec square = x * x;
-  Vec p = square * -5.70498872745e-3f + 2.06390887954e-2f;
-  p = p * square + -5.37397155531e-2f;
-  p = p * square + 1.33314422036e-1f;
-  p = p * square + -3.33332819422e-1f;
+  Vec p = polynomial(square, -5.70498872745e-3f, 2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f,
+                     -3.33332819422e-1f);
   Vec small = p * square * x + x;
   Vec large = 1.f - 2.f / (exp(magnitude + magnitude) + 1.f);
   large = x < 0.f ? -large : large;

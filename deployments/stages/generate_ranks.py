@@ -60,7 +60,7 @@ class GenerateRank:
         """Takes part in every step until rank 0 sends stop."""
         from raylens.llm.ranks.lockstep import serve_steps
 
-        serve_steps(self._runner, self._group)
+        serve_steps(self._runner.run_step, self._group)
 
 
 class RankActors:

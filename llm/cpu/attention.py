@@ -1,11 +1,10 @@
 """Attention on the CPU by PyTorch's matrix products, for the cases that `kernel_attention` does not support.
 
-The cache is read in place, mostly without a copy. A sequence's blocks are mostly consecutive, see `BlockManager`, so
-its positions form a few long stretches. Keys and values of a head are contiguous over positions, so a stretch is a
-matrix.
+The cache is mostly read in place: a sequence's blocks are mostly consecutive, see `BlockManager`, so its positions form
+a few long stretches. Keys and values of a head are contiguous over positions, so a stretch is a matrix.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,8 +13,8 @@ from raylens.llm.attention import AttentionCall, LayerShape
 from raylens.llm.chunk_attention import attend_chunk, capped, chunk_masks
 from raylens.llm.step_input import StepInput
 
-# A sequence of more stretches is copied first: each stretch costs two matrix products.
 MAX_STRETCHES = 8
+"""A sequence of more is copied first: each stretch costs two matrix products."""
 
 # By the queries' dtype: the summand of `baddbmm`, which beta=0 ignores.
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -26,8 +25,7 @@ Stretches = Sequence[slice] | torch.Tensor
 
 
 class CpuAttention:
-    """The KV cache on the CPU and the attention over it. Each layer has keys and values, (kv_heads, num_blocks *
-    block_size, dim)."""
+    """The KV cache and the attention over it. Each layer has keys and values, (kv_heads, num_slots, dim)."""
 
     def __init__(
         self,
@@ -48,45 +46,36 @@ class CpuAttention:
     def prepare(self, step: StepInput) -> "CpuStep":
         """Returns the step's attention, which all layers share."""
         num_decodes = step.num_decodes
-        tables, ends = step.block_tables[:num_decodes], step.context_lengths[:num_decodes]
-        decodes = {window: self._seen(tables, ends, window) for window in self._windows}
-        prefills = [
-            _prefill_of(step, index, self._windows, self._block_size, windows_cut_spans=self._windows_cut_spans)
-            for index in range(num_decodes, len(step.query_lengths))
-        ]
+        contexts = list(zip(step.block_tables, step.context_lengths, strict=True))[:num_decodes]
+        decodes = {
+            window: [
+                _stretches(blocks, 0 if window is None else max(0, end - window), end, self._block_size)
+                for blocks, end in contexts
+            ]
+            for window in self._windows
+        }
+        prefills = [self._prefill(step, index) for index in range(num_decodes, len(step.query_lengths))]
         return CpuStep(self._keys, self._values, step.slot_mapping, decodes, prefills)
 
-    def _seen(self, tables: Sequence[list[int]], ends: Sequence[int], window: int | None) -> list[Stretches]:
-        """Returns for each sequence the slots of the positions that its last position sees."""
-        return [
-            _stretches(blocks, 0 if window is None else max(0, end - window), end, self._block_size)
-            for blocks, end in zip(tables, ends, strict=True)
-        ]
+    def _prefill(self, step: StepInput, index: int) -> "Prefill":
+        windows_cut_spans, device = self._windows_cut_spans, torch.device("cpu")
+        masks = chunk_masks(step, index, self._windows, windows_cut_spans=windows_cut_spans, device=device)
+        row = sum(step.query_lengths[:index])
+        stretches = _stretches(step.block_tables[index], 0, step.context_lengths[index], self._block_size)
+        return Prefill(slice(row, row + step.query_lengths[index]), stretches, masks)
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """A prefill chunk: its rows of the flattened tokens, the slots of all positions up to its end, and its masks by
-    window."""
+    """A chunk's rows of the flattened tokens, the slots of all positions up to its end, and its masks by window."""
 
     rows: slice
     stretches: Stretches
     masks: Mapping[int | None, torch.Tensor | None]
 
 
-def _prefill_of(
-    step: StepInput, index: int, windows: Iterable[int | None], block_size: int, *, windows_cut_spans: bool
-) -> Prefill:
-    """Returns the prefill chunk `index` of the step, with a mask for each of `windows`."""
-    masks = chunk_masks(step, index, windows, windows_cut_spans=windows_cut_spans, device=torch.device("cpu"))
-    row = sum(step.query_lengths[:index])
-    stretches = _stretches(step.block_tables[index], 0, step.context_lengths[index], block_size)
-    return Prefill(slice(row, row + step.query_lengths[index]), stretches, masks)
-
-
-def _stretches(blocks: list[int], start: int, end: int, block_size: int) -> Stretches:
-    """Returns the slots of the positions [start, end) of a sequence."""
-    size = block_size
+def _stretches(blocks: list[int], start: int, end: int, size: int) -> Stretches:
+    """Returns the slots of the positions [start, end) of a sequence on `blocks` of `size` slots."""
     first, last = start // size, (end - 1) // size
     begin = blocks[first] * size + start % size
     if blocks[first : last + 1] == list(range(blocks[first], blocks[first] + last + 1 - first)):
@@ -119,11 +108,14 @@ class CpuStep:
         _write(values, self.slot_mapping, call.values)
         output = call.queries.new_empty(*call.queries.shape[:-1], call.values.shape[-1])
         decodes = self.decodes[call.window]
-        rows = zip(_groups(call.queries, len(decodes), keys), _groups(output, len(decodes), keys), strict=True)
-        for (queries, result), stretches in zip(rows, decodes, strict=True):
-            _decode(call, queries, keys, values, stretches, result)
+        queries, results = (_groups(rows, len(decodes), keys) for rows in (call.queries, output))
+        for query, result, stretches in zip(queries, results, decodes, strict=True):
+            _decode(call, query, keys, values, stretches, result)
         for chunk in self.prefills:
-            output[chunk.rows] = _attend_prefill(call, chunk, keys, values)
+            parts = (_read(cache, chunk.stretches, call.queries.dtype) for cache in (keys, values))
+            own_keys, own_values = (part[0] if len(part) == 1 else torch.cat(part, dim=1) for part in parts)
+            masks = chunk.masks[call.window]
+            output[chunk.rows] = attend_chunk(call, call.queries[chunk.rows], own_keys, own_values, masks)
         return output
 
 
@@ -157,12 +149,9 @@ def _decode(
     stretches: Stretches,
     result: torch.Tensor,
 ) -> None:
-    """Attends with one token's `queries` (kv_heads, group, key_dim) and fills `result` (kv_heads, group, value_dim).
-
-    The heads that share a key head are the rows of one matrix product."""
+    """Attends with one token's `queries` (kv_heads, group, key_dim) and fills `result` (kv_heads, group, value_dim)."""
     parts = _read(keys, stretches, queries.dtype)
-    if call.softcap is None:
-        # One call computes product and scaling.
+    if call.softcap is None:  # one call computes product and scaling
         unread = _UNREAD[queries.dtype]
         scores = [torch.baddbmm(unread, queries, part.mT, beta=0, alpha=call.scaling) for part in parts]
     else:
@@ -178,12 +167,3 @@ def _decode(
     sizes = [part.shape[1] for part in parts]
     products = [torch.bmm(own, part) for own, part in zip(torch.split(weights, sizes, dim=-1), parts, strict=True)]
     torch.sum(torch.stack(products), dim=0, out=result)
-
-
-def _attend_prefill(call: AttentionCall, chunk: Prefill, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Returns the attention output of a chunk, (num_tokens of the chunk, heads, value_dim)."""
-    own_keys, own_values = (
-        torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
-        for parts in (_read(cache, chunk.stretches, call.queries.dtype) for cache in (keys, values))
-    )
-    return attend_chunk(call, call.queries[chunk.rows], own_keys, own_values, chunk.masks[call.window])

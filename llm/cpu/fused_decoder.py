@@ -1,8 +1,6 @@
 """Runs a plain decoder in one call, on the CPU in float32 (`cpu_kernels/decoder.py`), from token ids to logits.
 
-A decoder is plain if its layers are in the table below and its results match transformers' own forward. All others run
-layer by layer.
-"""
+It is plain if its layers are in the table below and its results match transformers'. Others run layer by layer."""
 
 import inspect
 from collections.abc import Sequence
@@ -16,7 +14,7 @@ from torch import nn
 from raylens.cpu_kernels.attention import LayerCache, StepChunks
 from raylens.cpu_kernels.decoder import Decoder, DecoderLayer, Embedding, Norm, Rope
 from raylens.cpu_kernels.library import KernelLibrary
-from raylens.cpu_kernels.linear import Linear
+from raylens.cpu_kernels.mlp import Linear
 from raylens.llm.attention import AttentionCall
 from raylens.llm.models.family import LanguageFamily, embed_tokens, no_inputs, output_head
 from raylens.llm.step_input import StepInput
@@ -35,31 +33,20 @@ class _Kind:
 
 
 _PLAIN = _Kind()
-_GEMMA = _Kind(norm_offset=1.0)
 _GEMMA_2 = _Kind("pre_feedforward_layernorm", "post_attention_layernorm", "post_feedforward_layernorm", 1.0)
+_PLAIN_FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen2VL", "Qwen2_5_VL", "Qwen3", "Qwen3VLText")
 _KINDS = {
-    "LlamaDecoderLayer": _PLAIN,
-    "MistralDecoderLayer": _PLAIN,
-    "Qwen2DecoderLayer": _PLAIN,
-    "Qwen2VLDecoderLayer": _PLAIN,
-    "Qwen2_5_VLDecoderLayer": _PLAIN,
-    "Qwen3DecoderLayer": _PLAIN,
-    "Qwen3VLTextDecoderLayer": _PLAIN,
-    "GemmaDecoderLayer": _GEMMA,
+    **{f"{family}DecoderLayer": _PLAIN for family in _PLAIN_FAMILIES},
+    "GemmaDecoderLayer": _Kind(norm_offset=1.0),
     "Gemma2DecoderLayer": _GEMMA_2,
     "Gemma3DecoderLayer": _GEMMA_2,
 }
 """By class name: the layers of transformers whose forward equals that of `DecoderLayer`."""
 
-_SCALED_EMBEDDINGS = frozenset(
-    {"GemmaTextScaledWordEmbedding", "Gemma2TextScaledWordEmbedding", "Gemma3TextScaledWordEmbedding"}
-)
-
 
 class FusedDecoder:
-    """The decoder of a language half, in one call. It shares its weights with transformers' modules.
-
-    The call includes embedding and output head, unless the family computes its own."""
+    """The decoder of a language half, in one call, with its embedding and output head unless the family computes its
+    own. It shares its weights with transformers' modules."""
 
     def __init__(
         self,
@@ -92,7 +79,9 @@ class FusedDecoder:
             _read_layer(layer, kind, call, caches[call.layer], names.index(rope_name))
             for layer, call, rope_name in zip(decoder.layers, calls, rope_names, strict=True)
         ]
-        head = _read_head(model, family)
+        embedding, head = _read_embedding(model, family), _read_head(model, family)
+        self.has_embedding = embedding is not None
+        """Whether `run` looks up the embeddings of tokens."""
         self._decoder = Decoder(
             library,
             layers,
@@ -101,17 +90,12 @@ class FusedDecoder:
             heads=calls[0].queries.shape[1],
             activation=activation,
             final_norm=_read_norm(decoder.norm, kind),
-            embedding=_read_embedding(model, family),
+            embedding=embedding,
             head=head,
         )
         # Each step overwrites the results of the step before, as a CUDA graph does.
         self._hidden = torch.empty(max_num_tokens, decoder.config.hidden_size)
         self._logits = None if head is None else torch.empty(max_num_logits, head.weight.layout.out_features)
-
-    @property
-    def has_embedding(self) -> bool:
-        """Returns whether `run` looks up the embeddings of tokens."""
-        return self._decoder.has_embedding
 
     def run(
         self,
@@ -123,7 +107,7 @@ class FusedDecoder:
         wants_all_hidden: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns the hidden states after the final norm, (num_tokens, hidden_size), and the logits of
-        `step.logits_rows`, or None if the call does not include the head. The next run overwrites both.
+        `step.logits_rows`, or None if the call has no head. The next run overwrites both.
 
         `embeds`: (num_tokens, hidden_size), or None to look up the tokens' embeddings. `levels`: the deepstack
         embeddings of `step.embed_rows`, (num_embeds, levels * hidden_size), or None. Without `wants_all_hidden` only
@@ -199,7 +183,7 @@ def _read_embedding(model: Any, family: LanguageFamily) -> Embedding | None:
         return None
     if type(module) is nn.Embedding:
         return Embedding(module.weight.detach())
-    if type(module).__name__ in _SCALED_EMBEDDINGS:
+    if type(module).__name__.endswith("TextScaledWordEmbedding"):  # of a Gemma
         return Embedding(module.weight.detach(), float(module.embed_scale))
     return None
 

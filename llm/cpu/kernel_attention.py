@@ -34,40 +34,23 @@ class KernelAttention:
         self.library = library
         self.num_slots = num_blocks * block_size
         self.caches = [
-            LayerCache(
-                library,
-                kv_heads=layer.num_kv_heads,
-                num_slots=self.num_slots,
-                block_size=block_size,
-                key_dim=layer.key_dim,
-                value_dim=layer.value_dim,
-            )
+            LayerCache(library, layer.num_kv_heads, self.num_slots, block_size, layer.key_dim, layer.value_dim)
             for layer in layers
         ]
         self._windows_cut_spans = windows_cut_spans
 
     def prepare(self, step: StepInput) -> "KernelStep":
         """Returns the step's attention, which all layers share."""
+        spans: dict[int, list[int]] = {}
+        for chunk, span, position in step.span_members:
+            if chunk not in spans:
+                spans[chunk] = [NO_SPAN] * step.context_lengths[chunk]
+            spans[chunk][position] = span
+        lengths = (step.query_lengths, step.context_lengths, step.prompt_lengths)
         chunks = StepChunks(
-            step.slot_mapping,
-            step.block_tables,
-            step.query_lengths,
-            step.context_lengths,
-            step.prompt_lengths,
-            spans=_spans(step),
-            windows_cut_spans=self._windows_cut_spans,
+            step.slot_mapping, step.block_tables, *lengths, spans=spans, windows_cut_spans=self._windows_cut_spans
         )
         return KernelStep(self.library, self.caches, chunks)
-
-
-def _spans(step: StepInput) -> dict[int, list[int]]:
-    """Returns, for each chunk with spans, the span number of each position up to the chunk's end."""
-    spans: dict[int, list[int]] = {}
-    for chunk, span, position in step.span_members:
-        if chunk not in spans:
-            spans[chunk] = [NO_SPAN] * step.context_lengths[chunk]
-        spans[chunk][position] = span
-    return spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +63,6 @@ class KernelStep:
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Writes the new keys and values into the cache, then attends over it."""
-        return attend(
-            self.library,
-            self.chunks,
-            self.caches[call.layer],
-            call.queries,
-            call.keys,
-            call.values,
-            scaling=call.scaling,
-            softcap=call.softcap,
-            window=call.window,
-        )
+        cache, rows = self.caches[call.layer], (call.queries, call.keys, call.values)
+        numbers = (call.scaling, call.softcap, call.window)
+        return attend(self.library, self.chunks, cache, *rows, *numbers)

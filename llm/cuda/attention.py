@@ -3,6 +3,7 @@ context."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,10 +18,7 @@ from raylens.llm.step_input import StepInput
 
 class CudaAttention:
     """The KV cache on a GPU and the attention over it. Each layer has keys and values, (num_blocks + 1, block_size,
-    kv_heads, dim).
-
-    The last block, beyond `num_blocks`, belongs to no sequence. The padding rows of a CUDA graph's batch write to it.
-    """
+    kv_heads, dim). The last block belongs to no sequence; the padding rows of a CUDA graph's batch write to it."""
 
     def __init__(
         self,
@@ -34,13 +32,10 @@ class CudaAttention:
         device: torch.device,
     ) -> None:
         """`max_positions`: the longest context of a sequence. Chunks are batched up to this total."""
-        self._keys, self._values = (
-            [
-                torch.zeros(num_blocks + 1, block_size, layer.num_kv_heads, dim, dtype=dtype, device=device)
-                for layer, dim in zip(layers, dims, strict=True)
-            ]
-            for dims in ([layer.key_dim for layer in layers], [layer.value_dim for layer in layers])
-        )
+        zeros = partial(torch.zeros, dtype=dtype, device=device)
+        shapes = [(num_blocks + 1, block_size, layer.num_kv_heads) for layer in layers]
+        self._keys = [zeros(*shape, layer.key_dim) for shape, layer in zip(shapes, layers, strict=True)]
+        self._values = [zeros(*shape, layer.value_dim) for shape, layer in zip(shapes, layers, strict=True)]
         self._windows = {layer.window for layer in layers}
         self.block_size = block_size
         self.padding_block = num_blocks
@@ -72,10 +67,8 @@ class CudaAttention:
         max_length: int,
         prefills: Sequence[PrefillChunks] = (),
     ) -> "CudaStep":
-        """Returns the same as `prepare`, from tensors on the device.
-
-        The layers read the tensors when they attend, so that each replay of a CUDA graph reads their latest content.
-        `max_length` bounds the contexts' lengths for all replays."""
+        """Returns the same as `prepare`, from tensors on the device. Each replay of a CUDA graph reads their latest
+        content. `max_length` bounds the contexts' lengths for all replays."""
         return CudaStep(self._keys, self._values, slot_mapping, contexts, max_length, prefills, self._num_processors)
 
     def _contexts(self, block_tables: Sequence[list[int]], lengths: Sequence[int]) -> PagedContexts:

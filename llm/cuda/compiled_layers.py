@@ -26,14 +26,11 @@ _OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"emulate_precision
 def compile_layers(
     decoder: nn.Module, run: Callable[[int], object], max_num_tokens: int, *, is_one_of_several: bool
 ) -> None:
-    """Compiles the decoder's layers, in place.
-
-    `run(num_tokens)` computes a step as the engine does later. These calls compile the layers, so that no later step of
-    up to `max_num_tokens` waits for the compiler.
+    """Compiles the decoder's layers, in place. `run(num_tokens)` computes a step as the engine does later, so that no
+    later step of up to `max_num_tokens` waits for the compiler.
 
     A decoder that cannot be compiled stays uncompiled, with a warning. With `is_one_of_several` this raises
-    RuntimeError instead, because other ranks may wait for this one within a step.
-    """
+    RuntimeError instead, because other ranks may wait for this one within a step."""
     layers = [module for module in decoder.modules() if isinstance(module, GradientCheckpointingLayer)]
     for layer in layers:
         layer.forward = torch.compile(layer.forward, dynamic=True, options=_OPTIONS)
@@ -55,10 +52,7 @@ def compile_layers(
 
 
 def _sizes(max_num_tokens: int) -> list[int]:
-    """Returns the numbers of tokens to compile with.
-
-    The first compiles kernels for any number of tokens; the last, 1, compiles kernels for a single token. A number
-    between them serves layers with another code path for many tokens. All are odd, because PyTorch would equate the
-    number of tokens with an equal size in the model, such as the number of heads or the hidden size."""
+    """Returns the numbers of tokens to compile with: one for any number, one for layers with another code path for many
+    tokens, and 1. All are odd, because PyTorch would equate the number of tokens with an equal size in the model."""
     most = (max_num_tokens - 1) | 1
     return [*sorted({min(_FEW_TOKENS, most), most} - {1}), 1]

@@ -1,7 +1,7 @@
 """Runs decode steps as CUDA graphs: kernels are recorded once, then launched by a single call.
 
-A graph reads and writes the same memory each time. One graph exists for each of some batch sizes; all share one input
-buffer. A step takes the smallest graph that fits and pads the remaining rows.
+Each of some batch sizes has a graph; all share one input buffer. A step takes the smallest graph that fits and pads the
+remaining rows.
 """
 
 from collections.abc import Callable
@@ -32,11 +32,8 @@ def batch_sizes(max_num_seqs: int) -> list[int]:
 
 
 class DecodeGraphs:
-    """Runs `forward` for steps in which all sequences decode.
-
-    `capture` records a function and returns its replay, see `CudaCapture`. `max_length` bounds the positions of
-    a sequence.
-    """
+    """Runs `forward` for steps in which all sequences decode. `capture` records a function and returns its replay, see
+    `CudaCapture`. `max_length` bounds the positions of a sequence."""
 
     def __init__(
         self,
@@ -75,14 +72,20 @@ class DecodeGraphs:
         )
 
     def run(self, step: StepInput) -> Outputs:
-        """Returns the hidden states and logits of a step that fits. The step's tensors are on the CPU. The next run
-        overwrites the outputs.
+        """Returns the hidden states and logits of a step that fits, with tensors on the CPU. The next run overwrites
+        both.
 
-        The device may still run the previous step. The host does not wait for it: each run uploads its rows from pinned
-        memory of its own. The device overwrites the graphs' inputs and outputs in stream order, after all readers."""
+        The host does not wait for the previous step: each run uploads its rows from pinned memory of its own. The
+        device overwrites the graphs' inputs and outputs in stream order, after all readers."""
         num_seqs = len(step.query_lengths)
         size = min(size for size in self._replays if size >= num_seqs)
-        self._fill(step, num_seqs)
+        own = self._rows[:num_seqs]
+        own[:, _TOKEN] = step.token_ids
+        own[:, _SLOT] = step.slot_mapping
+        own[:, _LENGTH] = step.context_lengths
+        own[:, _NUM_FIXED : self._table_start] = step.positions.T
+        for row, blocks in zip(own, step.block_tables, strict=True):
+            row[self._table_start : self._table_start + len(blocks)] = blocks
         self._pad(slice(num_seqs, size))
         values = HostValues(self._inputs.device)
         rows = values.add(self._rows[:size])
@@ -93,15 +96,6 @@ class DecodeGraphs:
             feed(self._inputs[:size, _TOKEN])
         hidden, logits = self._replays[size]()
         return hidden[:num_seqs], logits[:num_seqs]
-
-    def _fill(self, step: StepInput, num_seqs: int) -> None:
-        rows = self._rows[:num_seqs]
-        rows[:, _TOKEN] = step.token_ids
-        rows[:, _SLOT] = step.slot_mapping
-        rows[:, _LENGTH] = step.context_lengths
-        rows[:, _NUM_FIXED : self._table_start] = step.positions.T
-        for row, blocks in zip(rows, step.block_tables, strict=True):
-            row[self._table_start : self._table_start + len(blocks)] = blocks
 
     def _pad(self, rows: slice) -> None:
         """Turns each of these host rows into a sequence of one token in the padding block."""

@@ -1,12 +1,10 @@
 """Triton kernels for the attention of one new token a sequence. They read the paged KV cache once and in place.
 
-Each context is divided into splits, so that a few long sequences keep a whole GPU busy. A second kernel merges the
-results of the splits.
+Each context is divided into splits, so that a few long sequences keep a whole GPU busy. A second kernel merges them.
 
-Triton specializes a kernel on each constant, on each argument's type, on integers equal to 1, and on integers and
-addresses that are multiples of 16. Arguments that vary between steps are excluded from this specialization. One layer
-then has three kernels: for whole contexts, for splits, and for merging them. `llm/cuda/first_steps.py` compiles all of
-them at start-up, so that no later step waits for the compiler.
+Triton specializes a kernel on constants, types, integers equal to 1, and integers and addresses that are multiples of
+16. Arguments that vary between steps are excluded. One layer then has three kernels: for whole contexts, for splits,
+and for merging. `first_steps` compiles them at start-up.
 """
 
 from dataclasses import dataclass
@@ -15,19 +13,15 @@ import torch
 import triton
 import triton.language as tl
 
-# One iteration of the inner loop reads at most so many positions and so many bytes of keys and values, because shared
-# memory holds several iterations at a time.
+# The most positions and bytes of an iteration of the inner loop. Shared memory holds several iterations at a time.
 _TILE_POSITIONS = 64
 _TILE_BYTES = 48 * 2**10
-# The smallest size of an operand's dimension in a matrix product on tensor cores.
-_LEAST_DOT = 16
-# The merge kernel reads all splits of a head at once, so their number is bounded.
-_MAX_SPLITS = 64
+_LEAST_DOT = 16  # the smallest size of an operand's dimension in a product on tensor cores
+_MAX_SPLITS = 64  # the merge kernel reads all splits of a head at once
 # Arguments that vary between steps. The tables and lengths of a CUDA graph are columns of its inputs, at any address.
 _VARYING_NUMBERS = ["table_stride", "length_stride", "num_splits"]
 _VARYING_PLACES = ["block_tables", "lengths"]
-# Bytes: Triton treats multiples of this as aligned addresses.
-_ALIGNMENT = 16
+_ALIGNMENT = 16  # bytes; Triton treats multiples as aligned addresses
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +34,8 @@ class PagedContexts:
 
 
 def count_splits(num_programs: int, max_length: int, num_processors: int) -> int:
-    """Returns the number of splits of each context: enough for four programs on each of the GPU's multiprocessors.
-
-    The number is at most `_MAX_SPLITS`, and a split of the longest context has at least 4 * `_TILE_POSITIONS`
-    positions."""
+    """Returns the number of splits of each context: enough for four programs on each of the GPU's multiprocessors, but
+    a split of the longest context has at least 4 * `_TILE_POSITIONS` positions."""
     wanted = -(-4 * num_processors // num_programs)
     return max(1, min(wanted, max_length // (4 * _TILE_POSITIONS), _MAX_SPLITS))
 
@@ -61,11 +53,8 @@ def paged_decode(
     num_splits: int,
 ) -> None:
     """Attends with `queries` (num_sequences, heads, key_dim) and fills `output` (num_sequences, heads, value_dim). Both
-    must be contiguous.
-
-    `keys` and `values`: the cache, (num_blocks, block_size, kv_heads, dim), of any dtype. Each query belongs to the
-    last position of its context. It sees the last `window` positions, or all for None.
-    """
+    must be contiguous. `keys` and `values`: the cache, (num_blocks, block_size, kv_heads, dim), of any dtype. Each
+    query belongs to the last position of its context. It sees the last `window` positions, or all for None."""
     (num_sequences, heads, key_dim), value_dim = queries.shape, values.shape[-1]
     kv_heads = keys.shape[2]
     assert queries.is_contiguous()

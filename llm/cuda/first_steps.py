@@ -19,13 +19,11 @@ _PROMPT = 2  # tokens of the shortest prefill chunk
 def run_first_steps(
     run: Callable[[StepInput], StepOutput], *, block: int, block_size: int, num_rope_axes: int, max_length: int
 ) -> None:
-    """Runs a prompt, then decode steps with a short and the longest context, beside a prompt and alone.
+    """Runs a prompt, then decode steps with a short and the longest context, beside a prompt and alone. Raises all
+    errors of these steps, asynchronous errors of the GPU included.
 
     Beside a prompt no CUDA graph is replayed. A decoding sequence has the most splits with the longest context, and a
-    single split with a short one. All steps read and write `block`, which belongs to no sequence.
-
-    Raises all errors of these steps, asynchronous errors of the GPU included.
-    """
+    single split with a short one. All steps read and write `block`, which belongs to no sequence."""
     short, long = min(_PROMPT, max_length), max_length
     for chunks in ([(short, short)], [(1, short), (short, short)], [(1, long), (short, short)], [(1, short)]):
         step = _step(chunks, block=block, block_size=block_size, num_rope_axes=num_rope_axes)

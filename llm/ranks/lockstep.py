@@ -1,28 +1,29 @@
-"""Runs the same steps on all ranks: rank 0 sends each step, and the other ranks receive and run it."""
+"""Runs the same steps on all ranks: rank 0 sends each step, and the other ranks receive and run it.
 
-from typing import Protocol
+A message has no adapters, because a model on several ranks serves none.
+"""
 
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import msgpack
+import numpy as np
 import torch
 
 from raylens.llm.ranks.parallel import ProcessGroup, RankDiedError
-from raylens.llm.ranks.step_message import pack, unpack
 from raylens.llm.step_input import StepInput, StepOutput
 
-
-class StepRunner(Protocol):
-    def run_step(self, step: StepInput) -> StepOutput:
-        """Computes the step with this rank's share of the model. All ranks get the same output."""
+RunStep = Callable[[StepInput], StepOutput]
+"""Computes a step with this rank's share of the model. All ranks get the same output."""
 
 
-def run_on_all_ranks(runner: StepRunner, group: ProcessGroup, step: StepInput) -> StepOutput:
-    """Runs the step on rank 0, the caller, and on all ranks in `serve_steps`. Returns its output.
-
-    Raises RankDiedError for any failure: a failure within a step leaves the ranks at different collectives, so that no
-    later step can be trusted.
-    """
+def run_on_all_ranks(run_step: RunStep, group: ProcessGroup, step: StepInput) -> StepOutput:
+    """Runs the step on rank 0, the caller, and on all ranks in `serve_steps`. Raises RankDiedError for any failure: it
+    leaves the ranks at different collectives, so that no later step can be trusted."""
     group.send(pack(step))
     try:
-        return runner.run_step(step)
+        return run_step(step)
     except RankDiedError:
         raise
     except Exception as error:
@@ -30,15 +31,43 @@ def run_on_all_ranks(runner: StepRunner, group: ProcessGroup, step: StepInput) -
 
 
 @torch.inference_mode()
-def serve_steps(runner: StepRunner, group: ProcessGroup) -> None:
-    """Runs every step that rank 0 sends, until rank 0 sends a stop. All ranks but rank 0 call this.
-
-    Raises RankDiedError if another rank has died, and all errors of a step. The process should then exit.
-    """
+def serve_steps(run_step: RunStep, group: ProcessGroup) -> None:
+    """Runs every step that rank 0 sends, until it sends a stop. All ranks but rank 0 call this. Raises RankDiedError if
+    another rank has died, and all errors of a step. The process should then exit."""
     while (step := unpack(group.receive())) is not None:
-        runner.run_step(step)
+        run_step(step)
 
 
 def stop_ranks(group: ProcessGroup) -> None:
-    """Makes the other ranks return from `serve_steps`. Rank 0 calls this."""
-    group.send(pack(None))
+    """Makes the other ranks return from `serve_steps`, by an empty message. Rank 0 calls this."""
+    group.send(torch.empty(0, dtype=torch.uint8))
+
+
+def pack(step: StepInput) -> torch.Tensor:
+    """Returns the message of a step, uint8."""
+    assert step.fed is None, "the ranks get all tokens from rank 0's host"
+    values = {field.name: getattr(step, field.name) for field in fields(step)}
+    return torch.frombuffer(bytearray(msgpack.packb(values, default=_tensor_to_map)), dtype=torch.uint8)
+
+
+def unpack(message: torch.Tensor) -> StepInput | None:
+    """Returns the step of a message of `pack`, or None for stop."""
+    if not message.numel():
+        return None
+    values = msgpack.unpackb(message.numpy(), object_hook=_map_to_tensor)
+    for name in ("span_members", "scored"):
+        values[name] = list(map(tuple, values[name]))
+    return StepInput(**values)
+
+
+def _tensor_to_map(tensor: torch.Tensor) -> dict[str, Any]:
+    # Cloned, because a single-element tensor counts as contiguous even with a stride that a view as bytes rejects.
+    data = tensor.clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy().data
+    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape), "data": data}
+
+
+def _map_to_tensor(values: dict[str, Any]) -> Any:
+    if "dtype" not in values:
+        return values
+    data = np.frombuffer(bytearray(values["data"]), np.uint8)
+    return torch.from_numpy(data).view(getattr(torch, values["dtype"])).view(values["shape"])

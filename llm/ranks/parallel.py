@@ -29,11 +29,10 @@ class RankDiedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class ParallelConfig:
-    """This process's place among `world_size` ranks.
+    """This process's place among `world_size` ranks. `timeout_s`: the longest wait for another rank.
 
     `host`: the address of the interface between the ranks. Any process that reaches it could send messages to the
     ranks, so it is loopback unless the ranks run on several machines.
-    `timeout_s`: the longest wait for another rank.
 
     Raises ValueError for a rank outside the world and for a timeout of 0 or less."""
 
@@ -54,8 +53,7 @@ class ParallelConfig:
 
 
 def listen(config: ParallelConfig) -> TCPStore:
-    """Returns rank 0's store, the rendezvous of the ranks. It listens on a free port of `config.host`; the other ranks
-    `connect` to its `.port`."""
+    """Returns rank 0's store. It listens on a free port of `config.host`; the other ranks `connect` to its `.port`."""
     # Bound here, because the store itself would listen on every interface.
     listener = socket.create_server((config.host, 0))
     port: int = listener.getsockname()[1]
@@ -79,10 +77,8 @@ def connect(config: ParallelConfig, address: str, port: int) -> TCPStore:
 
 
 class ProcessGroup:
-    """The collectives of the ranks at `store`. All ranks must call each collective, in the same order.
-
-    A collective raises RankDiedError if another rank has died or exceeds the timeout.
-    """
+    """The collectives of the ranks at `store`. All ranks must call each collective, in the same order. A collective
+    raises RankDiedError if another rank has died or exceeds the timeout."""
 
     def __init__(self, config: ParallelConfig, store: Store, device: torch.device) -> None:
         self.rank = config.rank
@@ -116,24 +112,24 @@ class ProcessGroup:
         frame[:_LENGTH_BYTES].view(torch.int64)[0] = message.numel()
         head = message[: FRAME_BYTES - _LENGTH_BYTES]
         frame[_LENGTH_BYTES : _LENGTH_BYTES + head.numel()] = head
-        _collective(lambda: self._messages.broadcast([frame], dist.BroadcastOptions()).wait(), "broadcast")
-        rest = message[head.numel() :].contiguous()
-        if rest.numel():
-            _collective(lambda: self._messages.broadcast([rest], dist.BroadcastOptions()).wait(), "broadcast")
+        self._broadcast(frame)
+        self._broadcast(message[head.numel() :].contiguous())
 
     def receive(self) -> torch.Tensor:
-        """Waits for rank 0's next message, practically without a timeout, and returns it: uint8, (num_bytes,). Ranks
-        other than 0 call this."""
+        """Waits for rank 0's next message, practically without a timeout: uint8, (num_bytes,)."""
         assert self.rank != 0
         frame = torch.empty(FRAME_BYTES, dtype=torch.uint8)
-        _collective(lambda: self._messages.broadcast([frame], self._idle).wait(), "broadcast")
+        self._broadcast(frame, self._idle)
         message = torch.empty(int(frame[:_LENGTH_BYTES].view(torch.int64)), dtype=torch.uint8)
         num_head = min(message.numel(), FRAME_BYTES - _LENGTH_BYTES)
         message[:num_head] = frame[_LENGTH_BYTES : _LENGTH_BYTES + num_head]
-        rest = message[num_head:]
-        if rest.numel():
-            _collective(lambda: self._messages.broadcast([rest], dist.BroadcastOptions()).wait(), "broadcast")
+        self._broadcast(message[num_head:])
         return message
+
+    def _broadcast(self, part: torch.Tensor, options: dist.BroadcastOptions | None = None) -> None:
+        if part.numel():
+            chosen = dist.BroadcastOptions() if options is None else options
+            _collective(lambda: self._messages.broadcast([part], chosen).wait(), "broadcast")
 
 
 def _gloo(config: ParallelConfig, store: Store) -> dist.ProcessGroup:

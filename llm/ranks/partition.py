@@ -5,14 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The part of one weight that a rank holds.
-
-    The weight's dimension `dim` (negative) has `full` entries. The rank holds the half-open `ranges` of them,
-    concatenated and followed by `padding` zeros."""
+    """The part of one weight that a rank holds: of the `full` entries of dimension `dim` (negative) the half-open
+    `ranges`, concatenated and followed by `padding` zeros."""
 
     dim: int
     full: int
@@ -24,20 +23,10 @@ class Partition:
         """Returns the number of entries on this rank, padding included."""
         return sum(stop - start for start, stop in self.ranges) + self.padding
 
-    @property
-    def bounds(self) -> tuple[int, int]:
-        """Returns start and stop of the partition's only range."""
-        ((start, stop),) = self.ranges
-        return start, stop
-
     def on(self, dim: int) -> "Partition":
         """Returns the partition with the same entries on another dimension, such as a bias's only dimension for its
         weight's rows."""
         return replace(self, dim=dim)
-
-    def twice(self) -> "Partition":
-        """Returns the partition of two concatenated weights of this partition."""
-        return joined([self, self])
 
     def within(self, start: int, stop: int) -> "Partition":
         """Returns the partition of the entries [start, stop), stored as a weight of their own. The last entries keep
@@ -47,11 +36,8 @@ class Partition:
         return Partition(self.dim, stop - start, own or ((0, 0),), self.padding if stop == self.full else 0)
 
     def of_shape(self, shape: tuple[int, ...]) -> "Partition":
-        """Returns the partition of a stored weight of `shape`: the whole weight, or one half of a weight partitioned
-        `twice`.
-
-        Raises ValueError for any other shape.
-        """
+        """Returns the partition of a stored weight of `shape`: the whole weight, or one of two `joined` equal halves.
+        Raises ValueError for any other shape."""
         size = shape[self.dim]
         if size == self.full:
             return self
@@ -67,11 +53,9 @@ class Partition:
         """Returns a copy of this rank's part of `stored`, reading only that part. `stored` has `ndim` dimensions and
         returns a tensor for an index, like a weight in a file."""
         before, after = [slice(None)] * (ndim + self.dim), [slice(None)] * (-1 - self.dim)
-        parts = [stored[(*before, slice(start, stop), *after)] for start, stop in self.ranges]
-        if self.padding:
-            parts.append(parts[0].new_zeros(_with_size(parts[0], self.dim, self.padding)))
-        # A clone, because a view would keep the whole weight's memory.
-        return torch.cat(parts, self.dim) if len(parts) > 1 else parts[0].clone(memory_format=torch.contiguous_format)
+        # Concatenated even if it is one, because a view would keep the whole weight's memory.
+        whole = torch.cat([stored[(*before, slice(start, stop), *after)] for start, stop in self.ranges], self.dim)
+        return nn.functional.pad(whole, [0, 0] * len(after) + [0, self.padding]) if self.padding else whole
 
 
 def joined(partitions: Sequence[Partition]) -> Partition:
@@ -101,18 +85,10 @@ def with_padding(size: int, dim: int, rank: int, world_size: int) -> Partition:
 
 
 def replicated_kv(name: str, num_kv_heads: int, head_dim: int, rank: int, world_size: int) -> Partition:
-    """Returns this rank's rows of the key or value heads. With fewer heads than ranks, ranks share heads.
-
-    Raises ValueError if neither number, of heads or ranks, divides the other.
-    """
+    """Returns this rank's rows of the key or value heads. With fewer heads than ranks, ranks share heads. Raises
+    ValueError if neither number, of heads or ranks, divides the other."""
     if world_size % num_kv_heads and num_kv_heads % world_size:
         raise ValueError(f"{name}: {num_kv_heads} key/value heads cannot be divided by {world_size} ranks")
     per_rank = max(1, num_kv_heads // world_size)
     start = rank * num_kv_heads // world_size * head_dim
     return Partition(-2, num_kv_heads * head_dim, ((start, start + per_rank * head_dim),))
-
-
-def _with_size(tensor: torch.Tensor, dim: int, size: int) -> list[int]:
-    shape = list(tensor.shape)
-    shape[dim] = size
-    return shape

@@ -3,13 +3,17 @@
 A column-parallel layer needs no class: it is a plain `nn.Linear` with fewer output features.
 """
 
+from typing import TypeVar
+
 import torch
 from torch import nn
 
 from raylens.llm.ranks.parallel import ProcessGroup
 
+L = TypeVar("L", bound=nn.Linear)
 
-def linear_of(cls: type[nn.Linear], weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
+
+def linear_of(cls: type[L], weight: torch.Tensor, bias: torch.Tensor | None) -> L:
     """Returns a layer of `cls` with this `weight`, (out_features, in_features), and `bias`, without copying them."""
     layer = cls(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta", dtype=weight.dtype)
     layer.weight = nn.Parameter(weight, requires_grad=False)
@@ -19,10 +23,8 @@ def linear_of(cls: type[nn.Linear], weight: torch.Tensor, bias: torch.Tensor | N
 
 
 class RowParallelLinear(nn.Linear):
-    """Holds some columns of the weight and returns the sum of all ranks' products.
-
-    The input is the output of a column-parallel layer on the same rank. With `split_input` the layer takes its rank's
-    part of a whole input. The bias is whole and is added once, to the sum."""
+    """Holds some columns of the weight and returns the sum of all ranks' products. With `split_input` the layer takes
+    its rank's part of a whole input. The bias is whole and is added once, to the sum."""
 
     group: ProcessGroup
     split_input = False
@@ -47,9 +49,8 @@ class GatheredLinear(nn.Linear):
 
 
 def shard_embedding(embedding: nn.Embedding, weight: torch.Tensor, start: int, stop: int, group: ProcessGroup) -> None:
-    """Reduces `embedding` to `weight`: the rows [start, stop) of its table, possibly padded.
-
-    Lookups sum over all ranks, so results stay the same."""
+    """Reduces `embedding` to `weight`: the rows [start, stop) of its table, possibly padded. Lookups sum over all
+    ranks, so results stay the same."""
     embedding.weight = nn.Parameter(weight, requires_grad=False)
     embedding.num_embeddings = weight.shape[0]
     embedding.padding_idx = None  # refers to the whole table, and matters in training only

@@ -28,10 +28,9 @@ from raylens.llm.ranks.sharding import check_shapes, shard
 def sharded_class(
     model_class: type[PreTrainedModel], decoder: Callable[[PreTrainedModel], nn.Module], group: ProcessGroup
 ) -> type[PreTrainedModel]:
-    """Returns a subclass of `model_class` whose `from_pretrained` loads only this rank's part of the language half.
-
-    `from_pretrained` raises the errors of `shard`, and ValueError for a checkpoint that is not in safetensors and for a
-    conversion that needs a whole weight."""
+    """Returns a subclass of `model_class` whose `from_pretrained` loads only this rank's part of the language half. It
+    raises the errors of `shard`, and ValueError for a checkpoint that is not in safetensors and for a conversion that
+    needs a whole weight."""
 
     class Sharded(model_class):
         # transformers calls this after it has built the model on the meta device and found the checkpoint's files. It
@@ -64,12 +63,11 @@ class StoredPart:
 
     def __init__(self, stored: Any, partition: Partition) -> None:
         self._stored = stored
-        self._ndim = len(stored.get_shape())
         self._partition = partition.of_shape(tuple(stored.get_shape()))
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         assert index is Ellipsis
-        return self._partition.read(self._stored, self._ndim)
+        return self._partition.read(self._stored, len(self._stored.get_shape()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +79,6 @@ class _Stored:
     name: str
     pattern: str | None
     converter: WeightConverter | None
-
-    def size(self, dim: int) -> int:
-        size: int = self.weight.get_shape()[dim]
-        return size
 
 
 def _parts(
@@ -121,9 +115,8 @@ def _find_targets(model: PreTrainedModel, slices: dict[str, Any], mapping: list[
 def _partition_of(
     key: str, entry: _Stored, of_one_name: list[_Stored], partitions: dict[str, Partition]
 ) -> Partition | None:
-    """Returns the part of a stored weight that this rank reads, or None for the whole weight.
-
-    Raises ValueError for a conversion that needs the whole weight."""
+    """Returns the part of a stored weight that this rank reads, or None for the whole weight. Raises ValueError for a
+    conversion that needs the whole weight."""
     partition = partitions.get(entry.name)
     converter = entry.converter
     if converter is None or partition is None:
@@ -131,9 +124,9 @@ def _partition_of(
     first, *further = converter.operations
     if isinstance(first, Concatenate) and not further:
         sources = sorted(of_one_name, key=lambda source: converter.source_patterns.index(source.pattern))
-        sizes = [source.size(partition.dim) for source in sources]
-        start = sum(sizes[: sources.index(entry)])
-        return partition.within(start, start + entry.size(partition.dim))
+        sizes = [source.weight.get_shape()[partition.dim] for source in sources]
+        index = sources.index(entry)
+        return partition.within(sum(sizes[:index]), sum(sizes[: index + 1]))
     if isinstance(first, Chunk | Split) and not further:
         targets = converter.target_patterns
         names = [entry.name.replace(targets[0], target) for target in targets]

@@ -12,14 +12,13 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from raylens.llm.ranks.parallel import ProcessGroup
-from raylens.llm.ranks.partition import Partition, even, replicated_kv, with_padding
+from raylens.llm.ranks.partition import Partition, even, joined, replicated_kv, with_padding
 from raylens.llm.ranks.sharded_layers import GatheredLinear, RowParallelLinear, linear_of, shard_embedding
 
 _LLAMA_PLAN = {
     **{f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"},
     "layers.*.self_attn.o_proj": "rowwise",
-    "layers.*.mlp.gate_proj": "colwise",
-    "layers.*.mlp.up_proj": "colwise",
+    **{f"layers.*.mlp.{name}_proj": "colwise" for name in ("gate", "up")},
     "layers.*.mlp.down_proj": "rowwise",
 }
 _INTERNLM2_COLUMNS = ("attention.wqkv", "feed_forward.w1", "feed_forward.w3")
@@ -60,14 +59,9 @@ _WHOLE = {
         "altup_unembed_projections.*",
         "embed_tokens_per_layer",
         "per_layer_model_projection",
-        "layers.*.altup.correction_coefs",
-        "layers.*.altup.modality_router",
-        "layers.*.altup.prediction_coefs",
-        "layers.*.laurel.linear_left",
-        "layers.*.laurel.linear_right",
-        "layers.*.mlp.down_proj",
-        "layers.*.mlp.gate_proj",
-        "layers.*.mlp.up_proj",
+        *(f"layers.*.altup.{name}" for name in ("correction_coefs", "modality_router", "prediction_coefs")),
+        *(f"layers.*.laurel.linear_{name}" for name in ("left", "right")),
+        *(f"layers.*.mlp.{name}_proj" for name in ("down", "gate", "up")),
         "layers.*.per_layer_input_gate",
         "layers.*.per_layer_projection",
     )
@@ -87,22 +81,16 @@ _ROUTERS = ("gate", "router")
 
 def shard(model: PreTrainedModel, decoder: nn.Module, group: ProcessGroup) -> dict[str, Partition]:
     """Replaces the layers of `decoder` (a part of `model`), the embedding and the head by this rank's part of them.
+    Returns this rank's part of each divided weight, by parameter name. The weights may be on the meta device.
 
-    Returns this rank's part of each divided weight, by parameter name. All other weights are whole on every rank. The
-    weights may be on the meta device. Raises ValueError, before any change, for sizes that the number of ranks does not
-    divide, for indivisible layers, and for a weight that no rule covers.
-    """
+    Raises ValueError, before any change, for sizes that the number of ranks does not divide, for indivisible layers,
+    and for a weight that no rule covers."""
     prefix = next(name for name, module in model.named_modules() if module is decoder) + "."
     plan = {prefix + name: style for name, style in _plan(decoder.config).items()}
-    planned = [
-        (name, module, style)
-        for name, module in model.named_modules()
-        if (style := plan.get(_in_plan(name))) is not None
-    ]
+    planned = {name: style for name, _ in model.named_modules() if (style := plan.get(_in_plan(name))) is not None}
+    divided = [(name, model.get_submodule(name), style) for name, style in planned.items() if style not in _REPLICATED]
     partitions = _vocabulary_partitions(model, group)
-    for name, module, style in planned:
-        if style in _REPLICATED:
-            continue
+    for name, module, style in divided:
         if isinstance(module, nn.Linear):
             partitions |= _linear_partitions(model, name, module, style, group)
         elif style == "moe_tp_experts":
@@ -112,20 +100,18 @@ def shard(model: PreTrainedModel, decoder: nn.Module, group: ProcessGroup) -> di
     head_norms = _head_norm_partitions(model, partitions)
     partitions |= head_norms
     _check_covered(model, prefix, planned, partitions)
-    for name, module, style in planned:
-        if style in _REPLICATED:
-            continue
+    for name, module, style in divided:
         if isinstance(module, nn.Linear):
             _replace(model, name, _sharded_linear(module, name, style, partitions, group))
             if style == "colwise":
                 _count_heads(model, name, partitions, group.world_size)
-        elif style == "moe_tp_experts":
-            _shard_experts(module, name, partitions, group)
+        else:
+            for leaf in ("gate_up_proj", "down_proj"):
+                _shard_parameter(module, leaf, partitions[f"{name}.{leaf}"])
+            module.register_forward_hook(lambda module, args, output: group.all_reduce(output))
     for name in head_norms:
         owner, _, leaf = name.rpartition(".")
-        norm = model.get_submodule(owner)
-        local = partitions[name].take(norm.get_parameter(leaf).detach())
-        setattr(norm, leaf, nn.Parameter(local, requires_grad=False))
+        _shard_parameter(model.get_submodule(owner), leaf, partitions[name])
     _shard_vocabulary(model, partitions, group)
     check_shapes(model, partitions)
     return partitions
@@ -171,9 +157,8 @@ def _linear_partitions(
 
 
 def _output_partition(name: str, linear: nn.Linear, parent: nn.Module, group: ProcessGroup) -> Partition:
-    """Returns this rank's rows of a column-parallel layer.
-
-    Attention is divided by heads: each rank has the key and value heads of its query heads."""
+    """Returns this rank's rows of a column-parallel layer: in attention, those of its query heads and of their key and
+    value heads."""
     head_dim = getattr(parent, "head_dim", None)
     leaf = name.rpartition(".")[2]
     if leaf not in (*_QUERIES, "k_proj", "v_proj") or not isinstance(head_dim, int):
@@ -189,25 +174,22 @@ def _output_partition(name: str, linear: nn.Linear, parent: nn.Module, group: Pr
     return even(name, linear.out_features, -2, group.rank, group.world_size)
 
 
-# The styles of gate_up_proj and down_proj, and the dimension by which each is divided: in nn.Linear's layout, or
-# transposed.
+# By the styles of gate_up_proj and down_proj: the dimension by which each is divided.
 _EXPERT_DIMS = {("packed_colwise", "rowwise"): (-2, -1), ("packed_rowwise", "colwise"): (-1, -2)}
 
 
 def _expert_partitions(
     name: str, experts: nn.Module, plan: dict[str, str], group: ProcessGroup
 ) -> dict[str, Partition]:
-    """Returns this rank's part of the experts' weights: some columns of every expert.
-
-    The weights are (experts, gate and up columns, in) and (experts, out, columns), or both with the last two dimensions
-    transposed."""
+    """Returns this rank's columns of every expert. Weights are (experts, gate and up columns, in) and (experts, out,
+    columns), or both with the last two dimensions transposed."""
     styles = {leaf: plan.get(_in_plan(f"{name}.{leaf}")) for leaf, _ in experts.named_parameters()}
     shapes = {leaf: tuple(parameter.shape) for leaf, parameter in experts.named_parameters()}
     dims = _EXPERT_DIMS.get((styles.get("gate_up_proj") or "", styles.get("down_proj") or ""))
     if len(styles) != 2 or dims is None or shapes["gate_up_proj"][dims[0]] != 2 * shapes["down_proj"][dims[1]]:
         raise ValueError(f"{name}: experts with {shapes} of styles {styles} cannot be divided among ranks")
     columns = even(name, shapes["down_proj"][dims[1]], dims[1], group.rank, group.world_size)
-    return {f"{name}.down_proj": columns, f"{name}.gate_up_proj": columns.twice().on(dims[0])}
+    return {f"{name}.down_proj": columns, f"{name}.gate_up_proj": joined([columns, columns]).on(dims[0])}
 
 
 def _head_norm_partitions(model: nn.Module, partitions: dict[str, Partition]) -> dict[str, Partition]:
@@ -233,21 +215,16 @@ def _vocabulary_partitions(model: PreTrainedModel, group: ProcessGroup) -> dict[
     return partitions
 
 
-def _check_covered(
-    model: nn.Module, prefix: str, planned: list[tuple[str, nn.Module, str]], partitions: dict[str, Partition]
-) -> None:
+def _check_covered(model: nn.Module, prefix: str, planned: dict[str, str], partitions: dict[str, Partition]) -> None:
     """Raises ValueError for a weight that the plan does not name, which would silently be whole on every rank, and for
-    an indivisible weight beside divided ones.
-
-    Plans may name layers that the model lacks, and omit layers that it has."""
-    replicated = {name for name, _, style in planned if style in _REPLICATED}
+    an indivisible weight beside divided ones."""
     # A weight beside a divided projection, such as a norm over all heads, would see only a part of the outputs.
-    parents = {name.rpartition(".")[0] for name, _, style in planned if style == "colwise"}
-    row_biases = {f"{name}.bias" for name, _, style in planned if style.startswith("rowwise")}
+    parents = {name.rpartition(".")[0] for name, style in planned.items() if style == "colwise"}
+    row_biases = {f"{name}.bias" for name, style in planned.items() if style.startswith("rowwise")}
     for name, parameter in model.named_parameters():
         owner = name.rpartition(".")[0]
-        leaf = owner.rpartition(".")[2]
-        if name in partitions or name in row_biases or owner in replicated or leaf in _ROUTERS:
+        is_replicated = planned.get(owner) in _REPLICATED or owner.rpartition(".")[2] in _ROUTERS
+        if name in partitions or name in row_biases or is_replicated:
             continue
         shape = tuple(parameter.shape)
         parent = next((parent for parent in parents if name.startswith(parent + ".")), None)
@@ -268,20 +245,16 @@ def _sharded_linear(
         return linear_of(nn.Linear, weight, bias)
     if style == "colwise_gather_output":
         gathered = linear_of(GatheredLinear, weight, bias)
-        assert isinstance(gathered, GatheredLinear)
         gathered.group, gathered.num_outputs = group, linear.out_features
         return gathered
     row = linear_of(RowParallelLinear, weight, bias)
-    assert isinstance(row, RowParallelLinear)
     row.group, row.split_input = group, style == "rowwise_split_input"
     return row
 
 
-def _shard_experts(experts: nn.Module, name: str, partitions: dict[str, Partition], group: ProcessGroup) -> None:
-    for leaf, parameter in list(experts.named_parameters()):
-        local = partitions[f"{name}.{leaf}"].take(parameter.detach())
-        setattr(experts, leaf, nn.Parameter(local, requires_grad=False))
-    experts.register_forward_hook(lambda module, args, output: group.all_reduce(output))
+def _shard_parameter(module: nn.Module, leaf: str, partition: Partition) -> None:
+    local = partition.take(module.get_parameter(leaf).detach())
+    setattr(module, leaf, nn.Parameter(local, requires_grad=False))
 
 
 def _replace(model: nn.Module, name: str, layer: nn.Module) -> None:
@@ -308,7 +281,7 @@ def _shard_vocabulary(model: PreTrainedModel, partitions: dict[str, Partition], 
     tied = head is not None and head.weight is embedding.weight
     names = {id(module): name for name, module in model.named_modules()}
     rows = partitions[names[id(embedding)] + ".weight"]
-    shard_embedding(embedding, rows.take(embedding.weight.detach()), *rows.bounds, group)
+    shard_embedding(embedding, rows.take(embedding.weight.detach()), *rows.ranges[0], group)
     if head is not None:
         name = names[id(head)]
         layer = _sharded_linear(head, name, "colwise_gather_output", partitions, group)

@@ -9,6 +9,7 @@ MIN_P = Interval(ge=0, le=1)
 REPETITION_PENALTY = Interval(ge=0.01, le=100)  # beyond these bounds float32 logits become infinite
 PENALTY = Interval(ge=-2, le=2)
 LOGIT_BIAS = Interval(ge=-100, le=100)
+NUM_TOKENS = Interval(ge=0)
 NUM_LOGPROBS = Interval(ge=0, le=20)
 MAX_N = 128
 NUM_ANSWERS = Interval(ge=1, le=MAX_N)

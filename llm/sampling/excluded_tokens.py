@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raylens.llm.byte_tokenizer import ByteTokenizer
-from raylens.llm.request_checks import check_vocabulary
-from raylens.llm.sampling.params import SamplingParams
+from raylens.llm.sampling.params import SamplingParams, check_vocabulary
 
 IntArray = npt.NDArray[np.int64]
 
@@ -26,6 +25,9 @@ class ExcludedTokens:
             endings[word[:-1]].append(word[-1])
         self._endings = {beginning: np.array(ids, dtype=np.int64) for beginning, ids in endings.items()}
         self._lengths = sorted({len(beginning) for beginning in endings})
+        self.excludes_some = allowed is not None or bool(endings)
+        self.num_deciding = max(self._lengths, default=0)
+        """The number of last output tokens that `completing` depends on."""
 
     @classmethod
     def of(
@@ -40,15 +42,6 @@ class ExcludedTokens:
         words = [spelling for word in params.bad_words for spelling in tokenizer.spellings(word)]
         words += [(token_id,) for token_id in suppressed]
         return cls(allowed, (word for word in words if min(word) >= 0 and max(word) < vocab_size))
-
-    @property
-    def excludes_some(self) -> bool:
-        return self.allowed is not None or bool(self._endings)
-
-    @property
-    def num_deciding(self) -> int:
-        """Returns the number of last output tokens that `completing` depends on."""
-        return self._lengths[-1] if self._lengths else 0
 
     def completing(self, last_token_ids: Iterable[int]) -> IntArray:
         """Returns the tokens that would complete one of the words. `last_token_ids`: the end of the output."""

@@ -10,7 +10,8 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,8 +19,7 @@ from llguidance import LLMatcher
 
 from raylens.llm.byte_tokenizer import ByteTokenizer
 from raylens.llm.host_values import HostValues
-from raylens.llm.sampling.grammar_check import NICENESS, GrammarCheck
-from raylens.llm.sampling.grammar_source import GrammarError, check, make_matcher
+from raylens.llm.sampling.grammar_check import NICENESS, GrammarCheck, GrammarError, check, make_matcher
 from raylens.llm.sampling.structured_output import StructuredOutput
 from raylens.preprocess.schema import InvalidRequestError
 
@@ -49,11 +49,8 @@ class GrammarMatcher:
 
     def mask(self) -> torch.Tensor:
         """Waits for the mask of the allowed next tokens and returns it: (ceil(vocab / 32),), int32, on the CPU. Token i
-        is bit i % 32 of word i // 32.
-
-        After a complete grammar the mask allows the model's end tokens only. If the grammar turns out to be too
-        complex, the mask allows no token, and `failure` has the reason.
-        """
+        is bit i % 32 of word i // 32. After a complete grammar the mask allows end tokens only. If the grammar turns
+        out to be too complex, the mask allows no token, and `failure` has the reason."""
         try:
             self._computing.result()
         except GrammarError as error:
@@ -62,10 +59,8 @@ class GrammarMatcher:
         return self._words
 
     def advance(self, token_id: int) -> bool:
-        """Consumes an allowed token. Returns False if the grammar fails; `failure` then has the reason.
-
-        The grammar fails, for example, if the only possible continuation is the text of a special token.
-        """
+        """Consumes an allowed token. Returns False if the grammar fails, as when only the text of a special token can
+        follow; `failure` then has the reason."""
         self.mask()  # until then, another thread may use the matcher
         self._matcher.consume_token(token_id)
         try:
@@ -90,19 +85,19 @@ class GrammarMatcher:
     def wait_for(matchers: "Iterable[GrammarMatcher]", timeout_s: float, *, for_all: bool) -> None:
         """Waits until the masks of all matchers, or of any, are ready, but at most `timeout_s`."""
         computing = [matcher._computing for matcher in matchers]
-        wait(computing, timeout_s) if for_all else wait(computing, timeout_s, FIRST_COMPLETED)
+        wait(computing, timeout_s, ALL_COMPLETED if for_all else FIRST_COMPLETED)
 
 
+@dataclass(frozen=True, slots=True)
 class CompiledGrammar:
-    """One compiled grammar. Immutable; any number of requests may share it."""
+    """One compiled grammar. Any number of requests may share it."""
 
-    def __init__(self, start: LLMatcher, vocab_size: int, threads: ThreadPoolExecutor) -> None:
-        self._start = start
-        self._vocab_size = vocab_size
-        self._threads = threads
+    start: LLMatcher
+    vocab_size: int
+    threads: ThreadPoolExecutor
 
     def new_matcher(self) -> GrammarMatcher:
-        return GrammarMatcher(self._start.deep_copy(), self._vocab_size, self._threads)
+        return GrammarMatcher(self.start.deep_copy(), self.vocab_size, self.threads)
 
 
 class GrammarCompiler:
@@ -116,11 +111,8 @@ class GrammarCompiler:
         self._outcomes: OrderedDict[tuple[str, str], Future[CompiledGrammar | str]] = OrderedDict()
 
     def compile(self, wanted: StructuredOutput) -> CompiledGrammar:
-        """Returns the compiled grammar of `wanted`.
-
-        Most grammars take milliseconds, the first about a second. `grammar_check` bounds the time to some seconds.
-        Raises InvalidRequestError with the field of `wanted`.
-        """
+        """Most grammars take milliseconds, the first about a second. `grammar_check` bounds the time to some seconds.
+        Raises InvalidRequestError with the field of `wanted`."""
         for text in wanted.choice or ():
             if special := [token for token in self._tokenizer.special_tokens if token in text]:
                 reason = f"must be without the model's special tokens, got {special[0]}"
@@ -131,8 +123,7 @@ class GrammarCompiler:
         return outcome
 
     def _outcome(self, field: str, text: str) -> CompiledGrammar | str:
-        """Returns the compiled grammar, or the reason for its rejection. Threads that ask for the same grammar share
-        one compilation."""
+        """Returns the grammar, or the reason for its rejection. Threads with the same grammar share one compilation."""
         with self._lock:
             known = self._outcomes.get((field, text))
             outcome = self._outcomes.setdefault((field, text), Future())

@@ -1,4 +1,5 @@
-"""Checks in a child process whether a grammar can be compiled and followed within bounds.
+"""Makes llguidance's matchers, and checks before, in a child process, whether a grammar can be compiled and followed
+within bounds.
 
 A grammar of a few hundred bytes can take minutes to compile, exhaust memory, or overflow the stack, and a thread that
 compiles it cannot be stopped. A child process therefore compiles each new grammar first. The kernel limits the child's
@@ -19,21 +20,62 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llguidance import LLMatcher, LLTokenizer
-
-from raylens.llm.sampling.grammar_source import GrammarError, check, make_matcher
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from, regex_to_lark
 
 MAX_SECONDS = 2.0
 MAX_MEMORY_BYTES = 1 << 30
 NUM_TOKENS = 64
-"""The number of tokens for which the check follows a grammar. Some grammars fail, or become slow, only after several
-tokens."""
-
-# Decoding takes precedence over this process.
+"""The check follows a grammar this far, because some grammars fail, or become slow, only after several tokens."""
 NICENESS = 5
+"""Decoding takes precedence over this process."""
 _TOO_LONG = f"must be simpler: to compile and follow it for {NUM_TOKENS} tokens took more than {MAX_SECONDS:g} s"
 _TOO_LARGE = f"must be simpler: to compile it took more than {MAX_MEMORY_BYTES >> 20} MiB, or is nested too deeply"
 _REASONS = {signal.SIGPROF: _TOO_LONG, signal.SIGABRT: _TOO_LARGE, signal.SIGSEGV: _TOO_LARGE}
+
+_MAX_REASON_CHARS = 300
+# Whitespace is bounded, so that an unsure model does not fill its answer with it.
+_JSON_WHITESPACE = r"[ \n\r\t]{0,16}"
+
+
+class GrammarError(ValueError):
+    """A grammar cannot be compiled or followed. The message is the reason in one line."""
+
+
+def make_matcher(tokenizer: LLTokenizer, field: str, text: str) -> LLMatcher:
+    """Compiles one `StructuredOutput.specification` and returns its matcher. Raises GrammarError. Much of the work
+    happens in the matcher's first mask. Both this call and the mask release the GIL."""
+    try:
+        # Errors go to a client and to logs, so they must not hold the parser's state.
+        limits = LLParserLimits(verbose_errors=False)
+        matcher = LLMatcher(tokenizer, _grammar(field, text), log_level=0, limits=limits)
+    except ValueError as error:
+        raise GrammarError(_reason(str(error))) from error
+    check(matcher)
+    return matcher
+
+
+def check(matcher: LLMatcher) -> None:
+    """Raises GrammarError if the matcher has failed. A failed matcher never recovers."""
+    if matcher.is_error():
+        raise GrammarError(_reason(matcher.get_error()))
+
+
+def _reason(error: str) -> str:
+    """Returns the first line of the library's error, cut to `_MAX_REASON_CHARS`. An error with only a name becomes
+    plain words."""
+    line = error.strip().split("\n")[0][:_MAX_REASON_CHARS]
+    return "no text matches it" if line == "NoExtensionBias" else line
+
+
+def _grammar(field: str, text: str) -> str:
+    if field in ("json_schema", "json_object"):
+        return LLMatcher.grammar_from_json_schema(text, {"whitespace_pattern": _JSON_WHITESPACE})
+    if field == "regex":
+        # \d and \w match ASCII only, as in JavaScript and JSON Schema.
+        return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(text, 'dw')}/")
+    if field == "choice":
+        return grammar_from("choice", text)
+    return grammar_from("grammar", text)
 
 
 class GrammarCheck:
@@ -47,10 +89,8 @@ class GrammarCheck:
         self._child: subprocess.Popen[str] | None = None
 
     def reason_against(self, field: str, text: str) -> str | None:
-        """Returns the reason to reject this `StructuredOutput.specification`, or None.
-
-        Raises the tokenizer's errors, and RuntimeError if the child ends for a reason unrelated to the grammar.
-        """
+        """Returns the reason to reject this `StructuredOutput.specification`, or None. Raises the tokenizer's errors,
+        and RuntimeError if the child ends for a reason unrelated to the grammar."""
         with self._lock:
             if self._child is None:
                 self._child = self._start()
@@ -102,7 +142,8 @@ def main() -> None:
     os.nice(NICENESS)
     tokenizer = LLTokenizer(**json.loads(sys.stdin.readline()))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (_address_space() + MAX_MEMORY_BYTES,) * 2)
+    address_space = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (address_space + MAX_MEMORY_BYTES,) * 2)
     print("null", flush=True)
     for line in sys.stdin:
         # The timer counts this process's CPU time. Its signal ends the process.
@@ -143,11 +184,6 @@ def _some_token(mask: bytearray, chance: random.Random) -> int:
     start = chance.randrange(len(mask))
     byte = next(place % len(mask) for place in range(start, start + len(mask)) if mask[place % len(mask)])
     return 8 * byte + chance.choice([bit for bit in range(8) if mask[byte] >> bit & 1])
-
-
-def _address_space() -> int:
-    """Returns the size of this process's address space in bytes."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 if __name__ == "__main__":

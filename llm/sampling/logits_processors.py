@@ -3,7 +3,7 @@
 Most edits handle all their rows at once and touch only the affected tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,11 +11,11 @@ import torch
 from raylens.llm.host_values import HostValues
 from raylens.llm.sampling.excluded_tokens import IntArray
 from raylens.llm.sampling.grammar import plan_bitmask
-from raylens.llm.sampling.sampler_state import FloatArray, SamplerState
+from raylens.llm.sampling.sampler_state import SamplerState, SeenTokens
 from raylens.llm.sampling.truncation import Edit
 
-Rows = list[tuple[int, SamplerState]]
-"""Row numbers of the logits, each with the row's state."""
+TokensOfRows = list[tuple[int, IntArray]]
+"""Row numbers of the logits, each with some tokens of the row."""
 Places = tuple[int, int]
 """Distinct places in the logits, as indexes into the HostValues: of their rows and of their columns."""
 
@@ -43,13 +43,13 @@ def plan_edits(values: HostValues, states: Sequence[SamplerState]) -> list[Edit]
     for row, state in rows:
         if state.allowed_token_ids is not None:
             edits.append(_keep(values, row, state.allowed_token_ids))
-    if bad := [(row, state) for row, state in rows if len(state.bad_token_ids)]:
-        edits.append(_ban(values, bad, lambda state: state.bad_token_ids))
-    if early := [(row, state) for row, state in rows if len(state.banned_token_ids)]:
-        edits.append(_ban(values, early, lambda state: state.banned_token_ids))
+    if bad := [(row, token_ids) for row, state in rows if len(token_ids := state.bad_token_ids)]:
+        edits.append(_ban(values, bad))
+    if early := [(row, token_ids) for row, state in rows if len(token_ids := state.banned_token_ids)]:
+        edits.append(_ban(values, early))
     if biased := [(row, state) for row, state in rows if len(state.biases)]:
         edits.append(_bias(values, biased))
-    if penalized := [(row, state) for row, state in rows if state.seen is not None and len(state.seen.token_ids)]:
+    if penalized := [(row, state, seen) for row, state in rows if (seen := state.seen) and len(seen.token_ids)]:
         edits.append(_penalize(values, penalized))
     return edits
 
@@ -66,9 +66,9 @@ def _keep(values: HostValues, row: int, token_ids: IntArray) -> Edit:
     return keep
 
 
-def _ban(values: HostValues, rows: Rows, token_ids: Callable[[SamplerState], IntArray]) -> Edit:
-    """Sets each row's `token_ids` to -inf, unless the row would lose all its tokens."""
-    row_of_each, columns = _places(values, rows, token_ids)
+def _ban(values: HostValues, banned: TokensOfRows) -> Edit:
+    """Sets each row's tokens to -inf, unless the row would lose all its tokens."""
+    row_of_each, columns = _places(values, banned)
 
     def ban(logits: torch.Tensor) -> None:
         places = values[row_of_each], values[columns]
@@ -80,8 +80,8 @@ def _ban(values: HostValues, rows: Rows, token_ids: Callable[[SamplerState], Int
     return ban
 
 
-def _bias(values: HostValues, rows: Rows) -> Edit:
-    row_of_each, columns = _places(values, rows, lambda state: state.biased_token_ids)
+def _bias(values: HostValues, rows: list[tuple[int, SamplerState]]) -> Edit:
+    row_of_each, columns = _places(values, [(row, state.biased_token_ids) for row, state in rows])
     biases = values.add(np.concatenate([state.biases for _, state in rows]))
 
     def bias(logits: torch.Tensor) -> None:
@@ -90,18 +90,15 @@ def _bias(values: HostValues, rows: Rows) -> Edit:
     return bias
 
 
-def _penalize(values: HostValues, rows: Rows) -> Edit:
-    row_of_each, columns = _places(values, rows, lambda state: _seen(state)[0])
+def _penalize(values: HostValues, rows: list[tuple[int, SamplerState, SeenTokens]]) -> Edit:
+    row_of_each, columns = _places(values, [(row, seen.token_ids) for row, _, seen in rows])
     settings = [
-        np.repeat(
-            np.array([[state.repetition_penalty, state.params.frequency_penalty, state.params.presence_penalty]]),
-            len(_seen(state)[0]),
-            axis=0,
-        )
-        for _, state in rows
+        (state.repetition_penalty, state.params.frequency_penalty, state.params.presence_penalty)
+        for _, state, _ in rows
     ]
-    penalties = values.add(np.concatenate(settings).astype(np.float32).T)
-    output_counts = values.add(np.concatenate([_seen(state)[1] for _, state in rows]))
+    repeats = [len(seen.token_ids) for _, _, seen in rows]
+    penalties = values.add(np.repeat(np.array(settings, dtype=np.float32).T, repeats, axis=1))
+    output_counts = values.add(np.concatenate([seen.output_counts for _, _, seen in rows]))
 
     def penalize(logits: torch.Tensor) -> None:
         places, counts = (values[row_of_each], values[columns]), values[output_counts]
@@ -115,12 +112,6 @@ def _penalize(values: HostValues, rows: Rows) -> Edit:
     return penalize
 
 
-def _seen(state: SamplerState) -> tuple[IntArray, FloatArray]:
-    assert state.seen is not None, "rows without penalties are left out"
-    return state.seen.token_ids, state.seen.output_counts
-
-
-def _places(values: HostValues, rows: Rows, token_ids: Callable[[SamplerState], IntArray]) -> Places:
-    columns = [token_ids(state) for _, state in rows]
-    row_of_each = np.repeat([row for row, _ in rows], [len(own) for own in columns])
-    return values.add(row_of_each), values.add(np.concatenate(columns))
+def _places(values: HostValues, tokens: TokensOfRows) -> Places:
+    row_of_each = np.repeat([row for row, _ in tokens], [len(token_ids) for _, token_ids in tokens])
+    return values.add(row_of_each), values.add(np.concatenate([token_ids for _, token_ids in tokens]))

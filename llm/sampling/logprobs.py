@@ -11,11 +11,8 @@ from raylens.llm.host_values import HostCopy, send
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The token at one position: its log-probability in nats, its rank (1 is the likeliest), and the likeliest tokens
-    at the position with their log-probabilities, likeliest first.
-
-    A log-probability is -inf for a token that the model excludes or has no logit for, such as an item's placeholder
-    beyond the vocabulary."""
+    """The token at one position, its log-probability in nats, its rank (1 is the likeliest), and the likeliest tokens
+    with their log-probabilities. A token without a logit, such as a placeholder beyond the vocabulary, has -inf."""
 
     token_id: int
     logprob: float
@@ -24,8 +21,7 @@ class TokenLogprobs:
 
 
 class LogprobsCopy:
-    """An asynchronous copy to the host: log-probabilities of one token of each row and of the row's likeliest
-    tokens."""
+    """An asynchronous copy to the host: log-probabilities of one token a row and of the row's likeliest tokens."""
 
     def __init__(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: Sequence[int]) -> None:
         """Launches the computation from `logits` (num_rows, vocab), float32, and `token_ids` (num_rows,), int64, with
@@ -51,10 +47,8 @@ def token_logprobs(logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequ
     """Returns the log-probabilities of each row's token and of the row's `num_top` likeliest tokens.
 
     The result is the log-softmax of `logits` (len(token_ids), vocab), float32: the model's own, before penalties and
-    temperature (vLLM's `raw_logprobs`). For output tokens, a row has the logits that its token was chosen from. For a
-    prompt, row i has the logits of position i, and `token_ids[i]` is the token at position i + 1. The call allocates as
-    much memory again as `logits`: pass a long prompt in parts.
-    """
+    temperature (vLLM's `raw_logprobs`). For a prompt, row i has the logits of position i, and `token_ids[i]` is the
+    token at position i + 1. The call allocates as much memory again as `logits`: pass a long prompt in parts."""
     if not token_ids:
         return []
     return LogprobsCopy(logits, send(np.array(token_ids, dtype=np.int64), logits.device), num_top).read()

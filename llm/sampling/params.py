@@ -1,9 +1,9 @@
 """The sampling parameters of one request."""
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 from annotated_types import Interval
 
@@ -38,91 +38,77 @@ class SamplingParams:
     Raises InvalidRequestError with the field, its limit and its value.
     """
 
-    n: int = 1
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    n: Annotated[int, bounds.NUM_ANSWERS] = 1
+    max_tokens: Annotated[int, bounds.NUM_TOKENS] | None = None
+    min_tokens: Annotated[int, bounds.NUM_TOKENS] | None = None
+    temperature: Annotated[float, bounds.TEMPERATURE] | None = None
+    top_p: Annotated[float, bounds.TOP_P] | None = None
+    top_k: Annotated[int, bounds.TOP_K] | None = None
+    min_p: Annotated[float, bounds.MIN_P] | None = None
+    repetition_penalty: Annotated[float, bounds.REPETITION_PENALTY] | None = None
+    presence_penalty: Annotated[float, bounds.PENALTY] = 0.0
+    frequency_penalty: Annotated[float, bounds.PENALTY] = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
-    seed: int | None = None
+    seed: Annotated[int, bounds.SEED] | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     ignore_eos: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    logprobs: Annotated[int, bounds.NUM_LOGPROBS] | None = None
+    prompt_logprobs: Annotated[int, bounds.NUM_LOGPROBS] | None = None
     structured_output: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
-        self._check_choice_of_tokens()
-        self._check_end()
-        for name, number in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
-            _check_bounds(name, number, bounds.NUM_LOGPROBS)
-        _check_bounds("n", self.n, bounds.NUM_ANSWERS)
-
-    def _check_choice_of_tokens(self) -> None:
-        _check_bounds("temperature", self.temperature, bounds.TEMPERATURE)
-        _check_bounds("top_p", self.top_p, bounds.TOP_P)
-        _check_bounds("top_k", self.top_k, bounds.TOP_K)
-        _check_bounds("min_p", self.min_p, bounds.MIN_P)
-        _check_bounds("repetition_penalty", self.repetition_penalty, bounds.REPETITION_PENALTY)
-        _check_bounds("presence_penalty", self.presence_penalty, bounds.PENALTY)
-        _check_bounds("frequency_penalty", self.frequency_penalty, bounds.PENALTY)
-        count = len(self.logit_bias)
-        _check(count <= bounds.MAX_BIASED_TOKENS, "logit_bias", f"of at most {bounds.MAX_BIASED_TOKENS} tokens", count)
+        for name, interval in _INTERVALS.items():
+            if (value := getattr(self, name)) is not None:
+                _check_interval(name, value, interval)
         for bias in self.logit_bias.values():
-            _check_bounds("logit_bias", bias, bounds.LOGIT_BIAS)
-        _check_bounds("seed", self.seed, bounds.SEED)
-        self._check_exclusions()
-
-    def _check_exclusions(self) -> None:
+            _check_interval("logit_bias", bias, bounds.LOGIT_BIAS)
+        for name, most, unit in _MAX_COUNTS:
+            count = len(getattr(self, name))
+            _check(count <= most, name, f"at most {most} {unit}", count)
+        for word in self.bad_words:
+            limit = f"texts of 1 to {bounds.MAX_BAD_WORD_CHARS} characters, not all blank"
+            _check(word.strip() != "" and len(word) <= bounds.MAX_BAD_WORD_CHARS, "bad_words", limit, len(word))
+        for text in self.stop:
+            limit = f"strings of 1 to {bounds.MAX_STOP_CHARS} characters"
+            _check(0 < len(text) <= bounds.MAX_STOP_CHARS, "stop", limit, len(text))
+        if self.max_tokens is not None and self.min_tokens is not None:
+            _check(self.min_tokens <= self.max_tokens, "min_tokens", "at most max_tokens", self.min_tokens)
         if self.allowed_token_ids is not None:
             _check(len(self.allowed_token_ids) > 0, "allowed_token_ids", "of at least one token", 0)
             # The grammar may reach a state that allows none of these tokens.
             is_free = self.structured_output is None
             _check(is_free, "allowed_token_ids", "absent where structured_output is set", len(self.allowed_token_ids))
-        count = len(self.bad_words)
-        _check(count <= bounds.MAX_BAD_WORDS, "bad_words", f"at most {bounds.MAX_BAD_WORDS} texts", count)
-        for word in self.bad_words:
-            limit = f"texts of 1 to {bounds.MAX_BAD_WORD_CHARS} characters, not all blank"
-            _check(word.strip() != "" and len(word) <= bounds.MAX_BAD_WORD_CHARS, "bad_words", limit, len(word))
-
-    def _check_end(self) -> None:
-        if self.max_tokens is not None:
-            _check(self.max_tokens >= 0, "max_tokens", "at least 0", self.max_tokens)
-        if self.min_tokens is not None:
-            _check(self.min_tokens >= 0, "min_tokens", "at least 0", self.min_tokens)
-        if self.max_tokens is not None and self.min_tokens is not None:
-            _check(self.min_tokens <= self.max_tokens, "min_tokens", "at most max_tokens", self.min_tokens)
-        _check(
-            len(self.stop) <= bounds.MAX_STOP_STRINGS,
-            "stop",
-            f"at most {bounds.MAX_STOP_STRINGS} strings",
-            len(self.stop),
-        )
-        for text in self.stop:
-            limit = f"strings of 1 to {bounds.MAX_STOP_CHARS} characters"
-            _check(0 < len(text) <= bounds.MAX_STOP_CHARS, "stop", limit, len(text))
-        count = len(self.stop_token_ids)
-        _check(
-            count <= bounds.MAX_STOP_TOKEN_IDS, "stop_token_ids", f"at most {bounds.MAX_STOP_TOKEN_IDS} tokens", count
-        )
         # After a complete structured output, only an end token may follow.
         is_endless = self.ignore_eos and self.structured_output is not None
         _check(not is_endless, "ignore_eos", "false where structured_output is set", self.ignore_eos)
 
 
-def _check_bounds(field: str, value: float | None, allowed: Interval) -> None:
-    if value is None:
-        return
+_INTERVALS: dict[str, Interval] = {
+    name: metadata
+    for name, hint in get_type_hints(SamplingParams, include_extras=True).items()
+    for part in (hint, *get_args(hint))
+    for metadata in getattr(part, "__metadata__", ())
+}
+_MAX_COUNTS = (
+    ("logit_bias", bounds.MAX_BIASED_TOKENS, "tokens"),
+    ("bad_words", bounds.MAX_BAD_WORDS, "texts"),
+    ("stop", bounds.MAX_STOP_STRINGS, "strings"),
+    ("stop_token_ids", bounds.MAX_STOP_TOKEN_IDS, "tokens"),
+)
+
+
+def check_vocabulary(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    """Raises InvalidRequestError with `field` unless all tokens are in the vocabulary of `vocab_size`."""
+    for token_id in token_ids:
+        _check(0 <= token_id < vocab_size, field, f"of token ids between 0 and {vocab_size - 1}", token_id)
+
+
+def _check_interval(field: str, value: float, allowed: Interval) -> None:
     sides: list[tuple[str, Any, Callable[[Any, Any], bool]]] = [
         ("at least", allowed.ge, operator.ge),
         ("above", allowed.gt, operator.gt),

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 
 from raylens.cpu_kernels.library import kernel_library
+from raylens.cpu_kernels.sampler import RowSettings, choose_tokens
+from raylens.cpu_kernels.structures import address_of
 from raylens.llm.host_values import HostCopy, HostValues, send
-from raylens.llm.sampling.kernel_sampler import choose_by_kernels
 from raylens.llm.sampling.logits_processors import plan_edits
 from raylens.llm.sampling.logprobs import LogprobsCopy, TokenLogprobs
 from raylens.llm.sampling.sampler_state import SamplerState
@@ -26,42 +26,39 @@ class SampledToken:
     logprobs: TokenLogprobs | None = None
 
 
-class _Choice(Protocol):
-    """The token chosen for each row."""
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """The token chosen for each row.
 
-    @property
-    def token_ids(self) -> torch.Tensor:
-        """Token ids (num_rows,), int64, on the logits' device. A row without a token has any id of the vocabulary."""
+    `token_ids`: returns them, (num_rows,), int64, on the logits' device, with any id for a row without a token. `read`:
+    on the host, with None for a row whose highest logit is not finite, before or after its edits."""
 
-    def read(self) -> list[int | None]:
-        """Returns the tokens, or None for a row whose highest logit is not finite, before or after its edits."""
+    token_ids: Callable[[], torch.Tensor]
+    read: Callable[[], list[int | None]]
 
 
+@dataclass(slots=True)
 class ChosenTokens:
     """The next token of each row, chosen on the device. The next step can use `token_ids` before the host knows them.
-    Call `read` once."""
+    Call `read` once. `logprobs`: of the rows that ask for them, in order."""
 
-    def __init__(self, states: Sequence[SamplerState], choice: _Choice, logprobs: LogprobsCopy | None) -> None:
-        """`logprobs`: of the rows that ask for them, in order."""
-        self._states = states
-        self._choice = choice
-        self._logprobs = logprobs
+    states: Sequence[SamplerState]
+    choice: _Choice
+    logprobs: LogprobsCopy | None
 
     @property
     def token_ids(self) -> torch.Tensor:
-        return self._choice.token_ids
+        return self.choice.token_ids()
 
     def read(self) -> list[SampledToken | None]:
-        """Waits for the tokens, appends each to its row's state, and returns them.
-
-        Returns None for a row whose highest logit is NaN or infinite, and for a row whose grammar fails. Such a failure
-        ends that row's request only."""
+        """Waits for the tokens, appends each to its row's state, and returns them, with None for a row whose highest
+        logit is NaN or infinite and for a row whose grammar fails. Such a failure ends that row's request only."""
         sampled = [
             None if token_id is None or not state.append(token_id) else SampledToken(token_id)
-            for state, token_id in zip(self._states, self._choice.read(), strict=True)
+            for state, token_id in zip(self.states, self.choice.read(), strict=True)
         ]
-        if self._logprobs is not None:
-            for row, logprobs in zip(_wanting_logprobs(self._states), self._logprobs.read(), strict=True):
+        if self.logprobs is not None:
+            for row, logprobs in zip(_wanting_logprobs(self.states), self.logprobs.read(), strict=True):
                 if (token := sampled[row]) is not None:
                     token.logprobs = logprobs
         return sampled
@@ -71,56 +68,88 @@ def choose(logits: torch.Tensor, states: Sequence[SamplerState]) -> ChosenTokens
     """Launches the choice of one token for each row of `logits` (len(states), vocab), float32.
 
     Settings apply in vLLM's order: log-probabilities of the raw logits, then `plan_edits`. A greedy row then takes its
-    likeliest token. For other rows the temperature, `plan_truncation` and a draw follow. May overwrite `logits`.
-
-    The host waits for the device only for rows with `waits_for_device`.
-    """
+    likeliest token. For other rows the temperature, `plan_truncation` and a draw follow. May overwrite `logits`. The
+    host waits for the device only for rows with `waits_for_device`."""
     wanting = _wanting_logprobs(states)
-    rows = send(np.array(wanting), logits.device) if wanting else None
-    raw = None if rows is None else logits[rows]
-    library = kernel_library() if logits.device.type == "cpu" else None
-    choice: _Choice = (
-        _choose(logits, states) if library is None else _ChosenByKernels(choose_by_kernels(library, logits, states))
-    )
-    if rows is None or raw is None:
-        return ChosenTokens(states, choice, None)
+    if not wanting:
+        return ChosenTokens(states, _choose(logits, states), None)
+    rows = send(np.array(wanting), logits.device)
+    raw, choice = logits[rows], _choose(logits, states)
     num_top = [states[row].params.logprobs or 0 for row in wanting]
-    return ChosenTokens(states, choice, LogprobsCopy(raw, choice.token_ids[rows], num_top))
+    return ChosenTokens(states, choice, LogprobsCopy(raw, choice.token_ids()[rows], num_top))
 
 
 def _wanting_logprobs(states: Sequence[SamplerState]) -> list[int]:
     return [row for row, state in enumerate(states) if state.params.logprobs is not None]
 
 
-class _ChosenByKernels:
-    """A choice made on the host."""
-
-    def __init__(self, tokens: list[int | None]) -> None:
-        self._tokens = tokens
-
-    @property
-    def token_ids(self) -> torch.Tensor:
-        return torch.tensor([token_id or 0 for token_id in self._tokens])
-
-    def read(self) -> list[int | None]:
-        return self._tokens
+def _choose(logits: torch.Tensor, states: Sequence[SamplerState]) -> _Choice:
+    library = kernel_library() if logits.device.type == "cpu" else None
+    if library is None:
+        return _choose_by_torch(logits, states)
+    kept: list[object] = []  # keeps alive the memory whose addresses the rows hold
+    rows = [_kernel_settings(state, kept) for state in states]
+    chosen = choose_tokens(library, logits.contiguous(), rows)
+    tokens = [None if token_id < 0 else token_id for token_id in chosen]
+    return _Choice(lambda: torch.tensor([token_id or 0 for token_id in tokens]), lambda: tokens)
 
 
-class _ChosenByDevice:
-    """A choice made on the device, with an asynchronous copy to the host. `is_finite` (num_rows,): whether a row has a
-    token."""
+def _kernel_settings(state: SamplerState, kept: list[object]) -> RowSettings | None:
+    """Returns a row's settings for the kernels, which `logits_processors` and `truncation` describe, or None for an
+    unedited greedy row."""
+    edits = state.edits_logits
+    if state.is_greedy and not edits:
+        return None
+    row = state.row_settings
+    if row is None:
+        row = state.row_settings = _lasting_settings(state)
+    row.edits = edits
+    if edits:
+        _set_edits(row, state, kept)
+    if not state.is_greedy:
+        row.uniform = state.draw_uniform()
+    return row
 
-    def __init__(self, token_ids: torch.Tensor, is_finite: torch.Tensor) -> None:
-        self.token_ids = token_ids
-        self._told = HostCopy(torch.stack([token_ids, is_finite.long()]))
 
-    def read(self) -> list[int | None]:
-        told = zip(*self._told.read(), strict=True)
-        return [token_id if is_finite else None for token_id, is_finite in told]
+def _lasting_settings(state: SamplerState) -> RowSettings:
+    """Returns a row with the settings that hold for all tokens of an answer."""
+    params = state.params
+    row = RowSettings(
+        repetition_penalty=state.repetition_penalty,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        temperature=params.temperature or 0.0,
+        min_p=params.min_p or 0.0,
+        top_k=params.top_k or 0,
+        top_p=1.0 if params.top_p is None else params.top_p,
+        draws=not state.is_greedy,
+    )
+    if state.allowed_token_ids is not None:
+        row.set_tokens("allowed", state.allowed_token_ids)
+    if len(state.biases):
+        row.set_tokens("biased", state.biased_token_ids)
+        row.biases = address_of(state.biases)
+    return row
 
 
-def _choose(logits: torch.Tensor, states: Sequence[SamplerState]) -> _ChosenByDevice:
-    """Implements `choose` by PyTorch, with one copy in each direction."""
+def _set_edits(row: RowSettings, state: SamplerState, kept: list[object]) -> None:
+    """Sets the edits that depend on the answer so far."""
+    if state.matcher is not None:
+        mask = state.matcher.mask()
+        kept.append(mask)
+        row.mask = mask.data_ptr()
+    for name, token_ids in (("bad", state.bad_token_ids), ("early", state.banned_token_ids)):
+        kept.append(token_ids)
+        row.set_tokens(name, token_ids)
+    if state.seen is not None:
+        token_ids, counts = state.seen.token_ids, state.seen.output_counts
+        kept += (token_ids, counts)
+        row.set_tokens("seen", token_ids)
+        row.output_counts = address_of(counts)
+
+
+def _choose_by_torch(logits: torch.Tensor, states: Sequence[SamplerState]) -> _Choice:
+    """Chooses on the logits' device, with one copy in each direction."""
     values = HostValues(logits.device)
     edits = plan_edits(values, states)
     drawing = [row for row, state in enumerate(states) if not state.is_greedy]
@@ -133,14 +162,18 @@ def _choose(logits: torch.Tensor, states: Sequence[SamplerState]) -> _ChosenByDe
     is_finite &= highest.isfinite()
     if draw is not None:
         draw(logits, token_ids)
-    return _ChosenByDevice(token_ids, is_finite)
+    copy = HostCopy(torch.stack([token_ids, is_finite.long()]))
+
+    def read() -> list[int | None]:
+        return [token_id if has_token else None for token_id, has_token in zip(*copy.read(), strict=True)]
+
+    return _Choice(lambda: token_ids, read)
 
 
 def _plan_draw(
     values: HostValues, rows: list[int], states: Sequence[SamplerState]
 ) -> Callable[[torch.Tensor, torch.Tensor], None]:
-    """Returns a function that draws from the truncated softmax(logits / temperature) of each of the `rows`, and writes
-    the result to the token ids of all rows."""
+    """Returns a function that draws a token for each of the `rows` and writes it to the token ids of all rows."""
     index = values.add(np.array(rows))
     own_temperatures = [state.params.temperature or 0.0 for state in states]
     temperatures = values.add(np.array(own_temperatures, dtype=np.float32)[:, None])
@@ -162,10 +195,8 @@ def _invert_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Returns the first token of each row at which the cumulative sum of the row's `weights` (rows, vocab) exceeds the
     share `uniforms` (rows,), float64, of their sum.
 
-    Rounding may differ between batches. It moves the bounds between tokens by about 1e-16, which hardly ever changes a
-    token. The search finds a group of tokens first and then the token within, because a cumulative sum costs much more
-    than a sum.
-    """
+    Rounding may differ between batches, by about 1e-16, which hardly ever changes a token. The search finds a group of
+    tokens first and then the token within, because a cumulative sum costs much more than a sum."""
     padding = -weights.shape[1] % _TOKENS_PER_GROUP
     groups = torch.nn.functional.pad(weights, (0, padding)).view(len(weights), -1, _TOKENS_PER_GROUP)
     cumulative = groups.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)

@@ -7,10 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from raylens.cpu_kernels.sampler import RowSettings
-from raylens.llm.request_checks import check_vocabulary
 from raylens.llm.sampling.excluded_tokens import NO_TOKENS, ExcludedTokens, IntArray
 from raylens.llm.sampling.grammar import CompiledGrammar
-from raylens.llm.sampling.params import SamplingParams
+from raylens.llm.sampling.params import SamplingParams, check_vocabulary
 from raylens.preprocess.schema import InvalidRequestError
 
 FloatArray = npt.NDArray[np.float32]
@@ -61,12 +60,9 @@ class SamplerState:
         excluded: ExcludedTokens = _NOTHING_EXCLUDED,
         index: int = 0,
     ) -> None:
-        """`vocab_size`: the width of the model's logits.
-        `eos_token_ids`: the model's end tokens.
-        `grammar`: the compiled `params.structured_output`.
-        `excluded`: the tokens excluded by `params.allowed_token_ids`, `params.bad_words` and the model.
-        `index`: the number of this answer among the request's `params.n`. Each answer has its own stream of random
-        numbers, even with a seed.
+        """`vocab_size`: the width of the model's logits. `eos_token_ids`: the model's end tokens. `grammar`: the
+        compiled `params.structured_output`. `excluded`: by `params` and the model. `index`: the number of this answer
+        among the request's `params.n`. Each answer has its own stream of random numbers, even with a seed.
 
         Raises InvalidRequestError with the field, for tokens outside the vocabulary.
         """
@@ -80,7 +76,11 @@ class SamplerState:
         self.stop_token_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
         self.matcher = None if grammar is None else grammar.new_matcher()
         self.repetition_penalty = 1.0 if params.repetition_penalty is None else params.repetition_penalty
-        self.seen = _seen_tokens(params, self.repetition_penalty, prompt_token_ids, vocab_size)
+        counts_prompt = self.repetition_penalty != 1  # the other penalties concern the output only
+        # A placeholder's id may lie outside the vocabulary.
+        prompt = (token_id for token_id in prompt_token_ids if counts_prompt and 0 <= token_id < vocab_size)
+        is_penalized = counts_prompt or params.presence_penalty or params.frequency_penalty
+        self.seen = SeenTokens(prompt) if is_penalized else None
         self.allowed_token_ids = excluded.allowed
         self._excluded = excluded
         self._last_token_ids: deque[int] = deque(maxlen=excluded.num_deciding)
@@ -88,13 +88,15 @@ class SamplerState:
         self.biases = np.fromiter(params.logit_bias.values(), dtype=np.float32)
         stop_token_ids = sorted(token_id for token_id in self.stop_token_ids if token_id < vocab_size)
         self._early_stop_token_ids = np.array(stop_token_ids, dtype=np.int64)
-        self._random = _random_stream(params.seed, index)
+        # Random numbers come from the CPU, so that they depend on neither batch nor device.
+        entropy = None if params.seed is None else params.seed % 2**64
+        self._random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy, spawn_key=(index,))))
         self.is_greedy = (params.temperature or 0.0) <= _GREEDY_TEMPERATURE
         self._min_tokens = (params.min_tokens or 0) if stop_token_ids else 0
         self.row_settings: RowSettings | None = None
-        """Kept by `kernel_sampler` between tokens."""
-        is_free = self.matcher is None and self.seen is None and not len(self.biases)
-        self._always_edits = not is_free or excluded.excludes_some
+        """Kept by the sampler between tokens."""
+        edits = (self.matcher is not None, self.seen is not None, len(self.biases) > 0, excluded.excludes_some)
+        self._always_edits = any(edits)
 
     @property
     def bad_token_ids(self) -> IntArray:
@@ -141,22 +143,3 @@ class SamplerState:
         if self.seen is not None:
             self.seen.append(token_id)
         return self.matcher is None or self.matcher.advance(token_id)
-
-
-def _seen_tokens(
-    params: SamplingParams, repetition_penalty: float, prompt_token_ids: Sequence[int], vocab_size: int
-) -> SeenTokens | None:
-    """Returns the tokens for the penalties, or None without penalties. Only a repetition penalty includes the prompt's
-    tokens."""
-    if repetition_penalty != 1:
-        # A placeholder's id may lie outside the vocabulary.
-        return SeenTokens(token_id for token_id in prompt_token_ids if 0 <= token_id < vocab_size)
-    if params.presence_penalty or params.frequency_penalty:
-        return SeenTokens(())
-    return None
-
-
-def _random_stream(seed: int | None, index: int) -> np.random.Generator:
-    """Returns the random numbers of one sequence. They come from the CPU, independent of batch and device."""
-    entropy = None if seed is None else seed % 2**64
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy, spawn_key=(index,))))

@@ -33,24 +33,32 @@ def plan_truncation(values: HostValues, states: Sequence[SamplerState]) -> list[
     3. `top_p`: tokens beyond the likeliest ones with a mass of at least `top_p`, like transformers' TopPLogitsWarper.
        The likeliest token always stays.
     """
-    by_share = [row for row, state in enumerate(states) if state.params.min_p]
-    by_rank = [row for row, state in enumerate(states) if _is_cut_by_rank(state)]
-    by_mass = [row for row, state in enumerate(states) if not _is_cut_by_rank(state) and _top_p(state) < 1]
-    plans = [(_cut_by_share, by_share), (_cut_by_rank, by_rank), (_cut_by_mass, by_mass)]
-    return [plan(values, rows, [states[row] for row in rows]) for plan, rows in plans if rows]
+    cuts = []
+    if by_share := [row for row, state in enumerate(states) if state.params.min_p]:
+        min_p = values.add(np.array([states[row].params.min_p for row in by_share], dtype=np.float32))
+        cuts.append(_cut(values, by_share, lambda logits: values[min_p].log()))
+    if by_rank := [row for row, state in enumerate(states) if _top_k(state)]:
+        ranks = np.array([_top_k(states[row]) for row in by_rank])[:, None]
+        top_k, rank_top_p = values.add(ranks), values.add(_top_ps(states, by_rank))
+        most = int(ranks.max())
+        cuts.append(
+            _cut(values, by_rank, lambda logits: _rank_threshold(logits, most, values[top_k], values[rank_top_p]))
+        )
+    if by_mass := [row for row, state in enumerate(states) if not _top_k(state) and _top_p(state) < 1]:
+        top_p = values.add(_top_ps(states, by_mass))
+        cuts.append(_cut(values, by_mass, lambda logits: _mass_threshold(logits, values[top_p])))
+    return cuts
 
 
 def waits_for_device(state: SamplerState) -> bool:
     """Returns whether cutting the row may make the host wait for its logits."""
-    return _top_p(state) < 1 and not _is_cut_by_rank(state) and state.vocab_size > NUCLEUS_PREFIX
-
-
-def _is_cut_by_rank(state: SamplerState) -> bool:
-    return 0 < _top_k(state) < state.vocab_size
+    return _top_p(state) < 1 and not _top_k(state) and state.vocab_size > NUCLEUS_PREFIX
 
 
 def _top_k(state: SamplerState) -> int:
-    return state.params.top_k or 0
+    """Returns the row's `top_k`, or 0 if it is off."""
+    top_k = state.params.top_k or 0
+    return top_k if 0 < top_k < state.vocab_size else 0
 
 
 def _top_p(state: SamplerState) -> float:
@@ -60,43 +68,26 @@ def _top_p(state: SamplerState) -> float:
     return math.inf if top_p is None or top_p == 1 else top_p
 
 
-def _top_ps(states: Sequence[SamplerState]) -> npt.NDArray[np.float64]:
-    return np.array([_top_p(state) for state in states])[:, None]
+def _top_ps(states: Sequence[SamplerState], rows: list[int]) -> npt.NDArray[np.float64]:
+    return np.array([_top_p(states[row]) for row in rows])[:, None]
 
 
-def _cut_by_share(values: HostValues, rows: list[int], states: Sequence[SamplerState]) -> Edit:
+def _cut(values: HostValues, rows: list[int], threshold: Callable[[torch.Tensor], torch.Tensor]) -> Edit:
+    """Sets logits of the rows to -inf below `threshold`, which gets the rows and returns (len(rows),)."""
     index = values.add(np.array(rows))
-    min_p = values.add(np.array([state.params.min_p for state in states], dtype=np.float32))
-    return lambda logits: _cut(logits, values[index], values[min_p].log())
-
-
-def _cut_by_rank(values: HostValues, rows: list[int], states: Sequence[SamplerState]) -> Edit:
-    own = [_top_k(state) for state in states]
-    highest = max(own)
-    index, top_k, top_p = values.add(np.array(rows)), values.add(np.array(own)[:, None]), values.add(_top_ps(states))
 
     def cut(logits: torch.Tensor) -> None:
-        ordered = logits[values[index]].topk(highest, dim=-1).values
-        _cut(logits, values[index], _rank_threshold(ordered, values[top_k], values[top_p]))
+        own = logits[values[index]]
+        logits[values[index]] = own.masked_fill_(own < threshold(own)[:, None], -torch.inf)
 
     return cut
 
 
-def _cut_by_mass(values: HostValues, rows: list[int], states: Sequence[SamplerState]) -> Edit:
-    index, top_p = values.add(np.array(rows)), values.add(_top_ps(states))
-    return lambda logits: _cut(logits, values[index], _mass_threshold(logits[values[index]], values[top_p]))
-
-
-def _cut(logits: torch.Tensor, rows: torch.Tensor, lowest: torch.Tensor) -> None:
-    """Sets logits below `lowest`, (len(rows),), to -inf."""
-    kept = logits[rows]
-    logits[rows] = kept.masked_fill_(kept < lowest[:, None], -torch.inf)
-
-
-def _rank_threshold(ordered: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Returns the lowest logit of each row that `top_k` and then `top_p`, both (rows, 1), keep: (rows,). `ordered`: the
-    highest logits, in descending order."""
-    ranks = torch.arange(ordered.shape[1], device=ordered.device)
+def _rank_threshold(logits: torch.Tensor, most: int, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Returns the lowest logit of each row that `top_k` and then `top_p`, both (rows, 1), keep: (rows,). `most`: the
+    largest `top_k`."""
+    ordered = logits.topk(most, dim=-1).values
+    ranks = torch.arange(most, device=logits.device)
     cumulative = ordered.exp().masked_fill_(ranks >= top_k, 0.0).cumsum(dim=-1, dtype=torch.float64)
     num_kept = _nucleus_size(cumulative, cumulative[:, -1:], top_p)
     return ordered.gather(1, torch.minimum(num_kept, top_k) - 1)[:, 0]
@@ -105,18 +96,21 @@ def _rank_threshold(ordered: torch.Tensor, top_k: torch.Tensor, top_p: torch.Ten
 def _mass_threshold(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Returns the lowest logit of each row that `top_p`, (rows, 1), keeps: (rows,)."""
     total = logits.exp().sum(dim=-1, keepdim=True, dtype=torch.float64)
-    ordered = logits.topk(min(NUCLEUS_PREFIX, logits.shape[1]), dim=-1).values
-    cumulative = ordered.exp().cumsum(dim=-1, dtype=torch.float64)
-    num_kept = _nucleus_size(cumulative, total, top_p)
-    lowest = ordered.gather(1, num_kept - 1)[:, 0]
-    # A row that needs the whole prefix may need more tokens.
-    is_wide = (num_kept[:, 0] == ordered.shape[1]) if ordered.shape[1] < logits.shape[1] else None
-    if is_wide is not None and bool(is_wide.any()):
-        ordered = logits[is_wide].sort(dim=-1, descending=True).values
-        cumulative = ordered.exp().cumsum(dim=-1, dtype=torch.float64)
-        num_kept = _nucleus_size(cumulative, total[is_wide], top_p[is_wide])
-        lowest[is_wide] = ordered.gather(1, num_kept - 1)[:, 0]
+    num_likeliest = min(NUCLEUS_PREFIX, logits.shape[1])
+    lowest, num_kept = _nucleus_end(logits.topk(num_likeliest, dim=-1).values, total, top_p)
+    if num_likeliest < logits.shape[1]:
+        is_wide = num_kept == num_likeliest  # the whole prefix is needed, and perhaps more
+        if bool(is_wide.any()):
+            ordered = logits[is_wide].sort(dim=-1, descending=True).values
+            lowest[is_wide], _ = _nucleus_end(ordered, total[is_wide], top_p[is_wide])
     return lowest
+
+
+def _nucleus_end(ordered: torch.Tensor, total: torch.Tensor, top_p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the lowest logit of each row's nucleus and the nucleus's size, (rows,) each. `ordered`: the highest
+    logits, in descending order."""
+    num_kept = _nucleus_size(ordered.exp().cumsum(dim=-1, dtype=torch.float64), total, top_p)
+    return ordered.gather(1, num_kept - 1)[:, 0], num_kept[:, 0]
 
 
 def _nucleus_size(cumulative: torch.Tensor, total: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from raylens.cpu_kernels.attention import LayerCache, StepChunks
 from raylens.cpu_kernels.decoder import Decoder, DecoderLayer, Embedding, Norm, Rope
 from raylens.cpu_kernels.huge_pages import HugePages
 from raylens.cpu_kernels.library import KernelLibrary
-from raylens.cpu_kernels.linear import Activation, Linear
+from raylens.cpu_kernels.mlp import Activation, Linear
 from raylens.cpu_kernels.packed_weight import PackedWeight, WeightLayout
 
 BLOCK_SIZE, NUM_BLOCKS, NUM_POSITIONS = 4, 60, 500

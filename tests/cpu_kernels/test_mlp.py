@@ -10,8 +10,7 @@ from torch.nn.functional import gelu, linear, silu
 
 from raylens.cpu_kernels.huge_pages import HugePages
 from raylens.cpu_kernels.library import KernelLibrary
-from raylens.cpu_kernels.linear import ACTIVATIONS, Activation, Linear
-from raylens.cpu_kernels.mlp import Mlp
+from raylens.cpu_kernels.mlp import ACTIVATIONS, Activation, Linear, Mlp
 from raylens.cpu_kernels.packed_weight import PackedWeight, WeightLayout
 
 EVERY_LIBRARY = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

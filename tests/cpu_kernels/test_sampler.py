@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raylens.cpu_kernels.library import KernelLibrary
-from raylens.cpu_kernels.sampler import RowSettings, address, choose_tokens
+from raylens.cpu_kernels.sampler import RowSettings, choose_tokens
+from raylens.cpu_kernels.structures import address_of
 
 EVERY_LIBRARY = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 VOCABULARIES = st.integers(1, 40) | st.sampled_from([127, 128, 129, 255, 257, 1000, 5000])
@@ -128,9 +129,9 @@ def test_edits_apply_as_defined(
     repetition, frequency, presence = penalties
     own = row(
         edits=1,
-        mask=address(mask),
-        biases=address(biases),
-        output_counts=address(counts),
+        mask=address_of(mask),
+        biases=address_of(biases),
+        output_counts=address_of(counts),
         repetition_penalty=repetition,
         frequency_penalty=frequency,
         presence_penalty=presence,

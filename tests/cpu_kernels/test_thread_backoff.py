@@ -25,9 +25,9 @@ class Machine:
         self.switches_per_step = 1
         self.computing_share = 1.0
         self.num_idle = 0.0
-        monkeypatch.setattr(thread_backoff, "_now", lambda: self.seconds)
+        monkeypatch.setattr(thread_backoff, "perf_counter", lambda: self.seconds)
         monkeypatch.setattr(thread_backoff, "_idle_core_seconds", lambda: self.idle_seconds)
-        monkeypatch.setattr(thread_backoff, "_cpu_seconds", lambda: self.cpu_seconds)
+        monkeypatch.setattr(thread_backoff, "process_time", lambda: self.cpu_seconds)
         monkeypatch.setattr(thread_backoff, "_involuntary_switches", lambda: self.num_switches)
 
     def want_cores(self, *, idle: float = 0.0) -> None:

@@ -56,7 +56,7 @@ def as_rank(config: ParallelConfig, port: int, function: Callable[..., T], *args
 
 def serve_engine(group: ProcessGroup, config: EngineConfig) -> None:
     """What a rank other than 0 does."""
-    serve_steps(ModelRunner(config, group), group)
+    serve_steps(ModelRunner(config, group).run_step, group)
 
 
 @contextmanager

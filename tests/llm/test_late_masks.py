@@ -14,7 +14,7 @@ from raylens.llm.engine import LLMEngine
 from raylens.llm.late_masks import LateMasks, _matchers
 from raylens.llm.outputs import RequestOutput
 from raylens.llm.sampling.grammar import GrammarMatcher
-from raylens.llm.sampling.grammar_source import GrammarError
+from raylens.llm.sampling.grammar_check import GrammarError
 from raylens.llm.sampling.params import SamplingParams
 from raylens.llm.sampling.structured_output import StructuredOutput
 from raylens.llm.sequence import FinishReason, Sequence

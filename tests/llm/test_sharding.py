@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from raylens.llm.ranks.parallel import ProcessGroup
-from raylens.llm.ranks.partition import Partition, replicated_kv, with_padding
+from raylens.llm.ranks.partition import Partition, joined, replicated_kv, with_padding
 from raylens.llm.ranks.sharding import check_shapes, shard
 from tests.llm.ranks import on_both, pool_for_rank_one, silent_rank
 
@@ -157,7 +157,7 @@ def test_ranks_have_the_key_heads_of_their_query_heads(
 
 
 def test_one_half_of_a_packed_weight_may_be_stored_alone() -> None:
-    gate_up = Partition(-2, 6, ((2, 4),)).twice()
+    gate_up = joined([Partition(-2, 6, ((2, 4),))] * 2)
     weight = torch.arange(12).unsqueeze(1)
     assert gate_up.of_shape((12, 1)).take(weight).flatten().tolist() == [2, 3, 8, 9]
     assert gate_up.of_shape((6, 1)).take(weight[:6]).flatten().tolist() == [2, 3]

@@ -16,9 +16,8 @@ from transformers import AutoConfig, AutoProcessor, LlavaForConditionalGeneratio
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.llm.loader import load_language_half
-from raylens.llm.ranks.lockstep import run_on_all_ranks, stop_ranks
+from raylens.llm.ranks.lockstep import pack, run_on_all_ranks, stop_ranks, unpack
 from raylens.llm.ranks.parallel import FRAME_BYTES, ParallelConfig, ProcessGroup, RankDiedError, connect, listen
-from raylens.llm.ranks.step_message import pack, unpack
 from raylens.llm.sampling.params import SamplingParams
 from raylens.llm.step_input import StepInput, StepOutput
 from raylens.preprocess.schema import ProcessedPrompt
@@ -224,9 +223,8 @@ def test_a_waiting_rank_ends_when_rank_0_is_gone(pool: ProcessPoolExecutor) -> N
             other.result(timeout=20)
 
 
-class Broken:
-    def run_step(self, step: StepInput) -> StepOutput:
-        raise KeyError("out of luck")
+def broken(step: StepInput) -> StepOutput:
+    raise KeyError("out of luck")
 
 
 def fail_a_step(group: ProcessGroup) -> str:
@@ -234,7 +232,7 @@ def fail_a_step(group: ProcessGroup) -> str:
         group.receive()
         return ""
     with pytest.raises(RankDiedError) as caught:
-        run_on_all_ranks(Broken(), group, step_of(1))
+        run_on_all_ranks(broken, group, step_of(1))
     return str(caught.value)
 
 
