@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -35,12 +36,23 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if _STARTS_PROCESSES.search(collection_path.read_text()) else None
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    chosen = {_case(item): item for item in reversed(items)}
-    config.hook.pytest_deselected(items=[item for item in items if chosen[_case(item)] is not item])
-    items[:] = [item for item in items if chosen[_case(item)] is item]
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if not _MATRICES.isdisjoint(metafunc.definition.path.parts):
+        vars(metafunc)["parametrize"] = _FirstCase(metafunc.parametrize)
 
 
-def _case(item: pytest.Item) -> str:
-    """Equal for those items of which one is enough."""
-    return item.nodeid if _MATRICES.isdisjoint(item.path.parts) else item.nodeid.partition("[")[0]
+class _FirstCase:
+    """Takes the place of `parametrize`, so that the other cases are not even collected."""
+
+    def __init__(self, parametrize: Callable[..., None]) -> None:
+        self._parametrize = parametrize
+
+    def __call__(self, names: object, values: Iterable[object], *, ids: object = None, **options: object) -> None:
+        values = list(values)
+        # A value with a mark may be for another run, as `slow`.
+        first = next((index for index, value in enumerate(values) if not getattr(value, "marks", ())), 0)
+        kept = slice(first, first + 1)
+        if isinstance(ids, Iterable):
+            ids = list(ids)[kept]
+        self._parametrize(names, values[kept], ids=ids, **options)

@@ -328,6 +328,7 @@ def test_raylens_has_a_link_to_each_package() -> None:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("program", "libraries"),
     [("deployments.app", ("torch", "transformers")), ("planning.command", ("torch", "transformers", "ray"))],

@@ -19,5 +19,5 @@ def test_it_runs_one_case_of_a_matrix_no_module_with_a_server_and_nothing_that_s
         (folder / name).write_text(source)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.quick", "--noconftest", str(folder)]
     told = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False).stdout
-    assert "1 failed, 1 passed, 2 deselected in" in told
+    assert "1 failed, 1 passed in" in told
     assert "a test of `make quick` starts Ray" in told

@@ -3,13 +3,16 @@
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from openai import OpenAI
 
 from raylens.checkpoints import PICTURES
 from raylens.deployments.config import AppConfig
 from raylens.deployments.launch.local_cluster import deployed_app, free_port, local_ray
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 
 class RunningApp:
@@ -110,5 +113,7 @@ def app_url(app_config: AppConfig, keeps_app_as_it_is: bool) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def client(app_url: str) -> OpenAI:
+def client(app_url: str) -> "OpenAI":
+    from openai import OpenAI  # takes a second, which tests without a server save
+
     return OpenAI(base_url=f"{app_url}/v1", api_key="unused", max_retries=0, timeout=60)

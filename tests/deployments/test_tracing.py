@@ -188,6 +188,7 @@ def test_a_setting_or_a_variable_turns_tracing_on(monkeypatch: pytest.MonkeyPatc
     assert is_configured(TracingConfig())
 
 
+@pytest.mark.long
 def test_a_collector_that_is_away_is_named_once_in_a_while(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -214,6 +215,7 @@ def test_spans_say_which_process_made_them() -> None:
     assert (resource["raylens.deployment"], resource["host.name"]) == ("Encode", socket.gethostname())
 
 
+@pytest.mark.long
 def test_a_flush_sends_what_waits_but_does_not_wait_for_a_collector_that_is_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -17,8 +17,6 @@ from raylens.encoder.loader import load_vision_half
 from raylens.encoder.schema import EncodeOutput
 from raylens.preprocess.schema import InvalidRequestError, ItemTensors
 from tests.checkpoint_copies import copy_checkpoint
-from tests.encoder.same_numbers import is_same
-from tests.encoder.small_vision import Small
 
 NUM_PATCHES = 36  # 96 pixels a side, in squares of 16
 
@@ -158,22 +156,6 @@ def test_an_item_in_segments_equals_the_whole_models(engine: EncoderEngine, whol
     found = outputs["large"].embeddings
     assert torch.equal(found, torch.cat(tuple(expected)))
     assert found.untyped_storage().nbytes() == found.nbytes
-
-
-@pytest.mark.long
-def test_all_items_of_every_family_in_the_smallest_segments_equal_the_whole_models(small: Small) -> None:
-    engine = EncoderEngine(EncoderConfig(small.checkpoint, max_batch_patches=1, num_threads=1))
-    expected: dict[str, torch.Tensor] = {}
-    for number, prompt in enumerate(small.prompts):
-        for place, (item, own) in enumerate(zip(prompt.tensors, prompt.expected, strict=True)):
-            engine.add_request(f"{number} {place}", prompt.modality, item)
-            expected[f"{number} {place}"] = own
-    outputs = run(engine)
-    assert outputs.keys() == expected.keys()
-    for name, output in outputs.items():
-        assert output.error is None
-        assert output.embeddings is not None
-        assert is_same(output.embeddings, expected[name]), name
 
 
 def test_the_times_of_an_item_in_segments_add_up(engine: EncoderEngine, monkeypatch: pytest.MonkeyPatch) -> None:

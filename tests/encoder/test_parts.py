@@ -25,6 +25,11 @@ def load(small: Small, tower: PartConfig = PLAIN, projector: PartConfig = PLAIN)
     return model
 
 
+@pytest.fixture(scope="module")
+def plain(small: Small) -> PreTrainedModel:
+    return load(small)
+
+
 @torch.inference_mode()
 def encoded(small: Small, half: PreTrainedModel) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Embeddings of each item with those of the whole model."""
@@ -70,9 +75,11 @@ def test_embeddings_of_8_bit_layers_are_near(small: Small) -> None:
 
 
 @pytest.mark.long
-def test_embeddings_of_a_bfloat16_tower_are_near_and_have_the_projectors_dtype(small: Small) -> None:
+def test_embeddings_of_a_bfloat16_tower_are_near_and_have_the_projectors_dtype(
+    small: Small, plain: PreTrainedModel
+) -> None:
     half = load(small, tower=PartConfig(dtype=torch.bfloat16))
-    for (name, value), whole in zip(half.named_parameters(), load(small).parameters(), strict=True):
+    for (name, value), whole in zip(half.named_parameters(), plain.parameters(), strict=True):
         # Neither is rounded on the way.
         assert torch.equal(value, whole if is_projector(small, name) else whole.bfloat16()), name
         assert value.dtype == (torch.float32 if is_projector(small, name) else torch.bfloat16), name
@@ -96,10 +103,9 @@ def test_embeddings_of_a_bfloat16_projector_are_near_and_bfloat16(small: Small) 
             assert 1e-4 < distance(found, expected) < 0.1
 
 
-def test_a_dtype_changes_only_buffers_that_are_weights(small: Small) -> None:
+def test_a_dtype_changes_only_buffers_that_are_weights(small: Small, plain: PreTrainedModel) -> None:
     """Rotary frequencies in bfloat16 would turn far patches by the wrong angle."""
     bfloat16 = PartConfig(dtype=torch.bfloat16)
-    plain = load(small)
     buffers, weights = dict(plain.named_buffers()), plain.state_dict()
     for name, value in load(small, bfloat16, bfloat16).named_buffers():
         is_weight = name in weights and value.is_floating_point()
@@ -107,12 +113,14 @@ def test_a_dtype_changes_only_buffers_that_are_weights(small: Small) -> None:
 
 
 @pytest.mark.parametrize(("form", "kind"), [("packed", KernelLinear), ("int8", Int8Linear)])
-def test_each_part_has_its_own_form(small: Small, form: LinearForm, kind: type[nn.Module]) -> None:
+def test_each_part_has_its_own_form(
+    small: Small, plain: PreTrainedModel, form: LinearForm, kind: type[nn.Module]
+) -> None:
     config = PartConfig(linear=form)
-    plain = layers(load(small), nn.Linear)
-    assert plain or small.model_type in WITHOUT_LINEAR_LAYERS
-    in_projector = {name for name in plain if is_projector(small, name)}
-    assert layers(load(small, tower=config), kind) == plain - in_projector
+    linear = layers(plain, nn.Linear)
+    assert linear or small.model_type in WITHOUT_LINEAR_LAYERS
+    in_projector = {name for name in linear if is_projector(small, name)}
+    assert layers(load(small, tower=config), kind) == linear - in_projector
     assert layers(load(small, projector=config), kind) == in_projector
 
 
@@ -125,8 +133,8 @@ def held_bytes(half: nn.Module) -> int:
     return sum(found.values())
 
 
-def test_8_bit_layers_take_less_memory(small: Small) -> None:
-    plain, int8 = load(small), PartConfig(linear="int8")
+def test_8_bit_layers_take_less_memory(small: Small, plain: PreTrainedModel) -> None:
+    int8 = PartConfig(linear="int8")
     weights = sum(plain.get_submodule(name).weight.nbytes for name in layers(plain, nn.Linear))
     saved = held_bytes(plain) - held_bytes(load(small, int8, int8))
     # Of float32, three quarters; scales of rows as short as these take a good part of the rest.

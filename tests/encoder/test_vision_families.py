@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from raylens.encoder.config import EncoderConfig
+from raylens.encoder.engine import EncoderEngine
 from raylens.encoder.loader import load_vision_half
 from raylens.encoder.schema import Segment
 from raylens.encoder.segments import divide, join
@@ -152,6 +153,22 @@ def test_segments_of_several_items_together_equal_the_whole_models(small: Small,
         assert_equal(joined, prompt.expected)
 
 
+@pytest.mark.long
+def test_an_engine_makes_the_same_of_all_items_in_the_smallest_segments(small: Small) -> None:
+    engine = EncoderEngine(EncoderConfig(small.checkpoint, max_batch_patches=1, num_threads=1))
+    expected: dict[str, torch.Tensor] = {}
+    for number, prompt in enumerate(small.prompts):
+        for place, (item, own) in enumerate(zip(prompt.tensors, prompt.expected, strict=True)):
+            engine.add_request(f"{number} {place}", prompt.modality, item)
+            expected[f"{number} {place}"] = own
+    while engine.has_unfinished():
+        for output in engine.step():
+            assert output.error is None
+            assert output.embeddings is not None
+            assert is_same(output.embeddings, expected.pop(output.request_id)), output.request_id
+    assert not expected
+
+
 def test_pictures_that_stay_their_size_are_encoded_only_with_their_like() -> None:
     item = {"pixel_values": torch.zeros(3, 56, 56)}
     larger = {"pixel_values": torch.zeros(3, 56, 70)}
@@ -236,15 +253,16 @@ def language_parameters(small: Small, whole: PreTrainedModel) -> set[str]:
 
 
 def test_only_the_vision_half_is_loaded(small: Small, half: PreTrainedModel) -> None:
-    own, whole = parameters(half), parameters(small.whole())
-    others = language_parameters(small, small.whole())
+    whole_model = small.whole()
+    own, whole = parameters(half), parameters(whole_model)
+    others = language_parameters(small, whole_model)
     assert own.keys() & others == SHARED.get(small.model_type, set())
     left = whole.keys() - own.keys() - others
     assert bool(left) == (small.model_type in UNUSED)
     assert all(name.startswith(UNUSED[small.model_type]) for name in left)
     assert all(torch.equal(value, whole[name]) for name, value in own.items())
     buffers = {name for name, _ in half.named_buffers()}
-    assert buffers <= {name for name, _ in small.whole().named_buffers()}
+    assert buffers <= {name for name, _ in whole_model.named_buffers()}
     assert not any("language_model" in name or "text_model" in name for name in buffers)
 
 

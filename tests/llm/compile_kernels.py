@@ -1,9 +1,10 @@
-"""Compiles the decode kernels for an A100, an L4, an H100 and a B200, which Triton can do on any machine: what its
+"""Compiles the decode kernels for GPUs of the given capabilities, which Triton can do on any machine: what its
 interpreter runs may still be refused by its compiler. Run as a program: the interpreter is chosen for a whole process.
 
-    python -m tests.llm.compile_kernels
+    python -m tests.llm.compile_kernels CAPABILITY...
 """
 
+import sys
 from typing import Any
 
 from triton import compiler
@@ -11,7 +12,6 @@ from triton.backends.compiler import GPUTarget
 
 from raylens.llm.cuda import decode_kernels
 
-TARGETS = [GPUTarget("cuda", capability, 32) for capability in (80, 89, 90, 100)]
 # The least capability for a float8 cache, see `llm/cache_size.py`.
 FLOAT8 = 89
 # Of queries and cache; key_dim, value_dim, query heads of a key head; whether there are several splits.
@@ -48,5 +48,5 @@ def compile_for(target: GPUTarget) -> None:
 
 
 if __name__ == "__main__":
-    for target in TARGETS:
-        compile_for(target)
+    for capability in sys.argv[1:]:
+        compile_for(GPUTarget("cuda", int(capability), 32))

@@ -243,6 +243,7 @@ def test_a_device_never_has_more_than_two_steps_to_do(shapes: str, monkeypatch: 
         assert len(device.queue) <= 2 * 2  # the model and the sampler of each
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("block_size", [1, 4])
 def test_a_device_that_comes_as_late_as_it_may_gives_the_same_answers(
     shapes: str, plain: LLMEngine, monkeypatch: pytest.MonkeyPatch, block_size: int

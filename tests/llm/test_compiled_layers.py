@@ -119,7 +119,8 @@ def test_steps_are_recorded_and_wait_for_no_compiler(tmp_path: Path, name: str) 
     with torch.compiler.set_stance("fail_on_recompile"), torch.inference_mode():
         with_graphs(engine._runner, recorder)
         runner._run_first_steps()
-        assert answers(engine, requests) == [one.expected for one in requests]
+        # Few tokens: Triton's interpreter is slow.
+        assert answers(engine, requests, num_tokens=6) == [one.expected[:6] for one in requests]
     assert recorder.replayed
     assert counters["stats"]["unique_graphs"] == num_compiled
 

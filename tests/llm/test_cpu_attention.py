@@ -45,6 +45,7 @@ def make_attention(window: int | None = None, dtype: torch.dtype = torch.float32
     )
 
 
+@pytest.mark.long
 @settings(deadline=None)  # a busy machine is no failure
 @given(
     sequences(SHAPE),

@@ -245,9 +245,12 @@ def test_long_contexts_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [(SHAPE.kv_heads, 140)]
 
 
-def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "gpus", [{"A100": "80", "H100": "90"}, pytest.param({"L4": "89", "B200": "100"}, marks=pytest.mark.slow)]
+)
+def test_kernels_compile_for_a_gpu(tmp_path: Path, gpus: dict[str, str]) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    command = [sys.executable, "-m", "tests.llm.compile_kernels"]
+    command = [sys.executable, "-m", "tests.llm.compile_kernels", *gpus.values()]
     ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr

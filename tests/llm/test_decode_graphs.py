@@ -16,13 +16,16 @@ from raylens.llm.sequence import Sequence
 from raylens.llm.step_input import FedTokens, StepInput
 from tests.llm.attention_reference import BLOCK_SIZE, make_builder
 from tests.llm.greedy_answers import answers
-from tests.small_models import NUM_TOKENS, make_checkpoint, small_requests, whole_class
+from tests.small_models import make_checkpoint, small_requests, whole_class
 
 pytest.importorskip("triton")
 
 from raylens.llm.cuda.attention import CudaAttention
 from raylens.llm.cuda.decode_graphs import DecodeGraphs, batch_sizes
 from tests.llm.graph_recorder import DEVICE, MAX_LENGTH, MAX_NUM_SEQS, Recorder, with_graphs
+
+NUM_TOKENS = 7
+"""Of an answer. Triton's interpreter is slow."""
 
 
 def make_engine(checkpoint: str, budget: int = 2048, *, is_ahead: bool = False) -> LLMEngine:
@@ -40,6 +43,7 @@ def make_engine(checkpoint: str, budget: int = 2048, *, is_ahead: bool = False) 
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model_type", "text_config"),
     [
@@ -57,7 +61,7 @@ def test_recorded_answers_equal_generate(
     requests = small_requests(model_type, model)
     engine, recorder = make_engine(checkpoint, is_ahead=is_ahead), Recorder()
     with_graphs(engine._runner, recorder)
-    assert answers(engine, requests) == [one.expected for one in requests]
+    assert answers(engine, requests, NUM_TOKENS) == [one.expected[:NUM_TOKENS] for one in requests]
     # The first token of each answer is the prompt's.
     assert recorder.replayed == [min(size for size in recorder.sizes if size >= len(requests))] * (NUM_TOKENS - 1)
 
@@ -72,7 +76,7 @@ def test_answers_between_chunks_of_prompts_equal_generate(checkpoint: str, is_ah
     with_graphs(engine._runner, recorder)
     for _ in range(2):  # the second time their beginnings are cached
         recorder.replayed.clear()
-        assert answers(engine, requests) == [one.expected for one in requests]
+        assert answers(engine, requests, NUM_TOKENS) == [one.expected[:NUM_TOKENS] for one in requests]
         assert recorder.replayed
 
 
@@ -142,6 +146,7 @@ def test_padding_changes_nothing(decoding: Decoding) -> None:
         assert decoding.recorder.replayed[-1] == size
 
 
+@pytest.mark.long
 def test_fed_tokens_reach_their_rows(decoding: Decoding) -> None:
     """The same logits as with the ids that the device knows, and behind a step whose ids were others."""
     runner, lengths = decoding.engine._runner, [7, 13, 20]
@@ -157,6 +162,7 @@ def test_fed_tokens_reach_their_rows(decoding: Decoding) -> None:
     torch.testing.assert_close(runner.run_step(step).logits, expected, rtol=0, atol=0)
 
 
+@pytest.mark.long
 def test_only_steps_that_just_decode_are_replayed(decoding: Decoding) -> None:
     fits, step = decoding.graphs.fits, decoding.step([5, 9])
     assert fits(step)

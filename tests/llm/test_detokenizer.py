@@ -86,6 +86,7 @@ BYTES = st.sampled_from([*"あé😀a ".encode(), 0x20, 0x80, 0xC3, 0xE3, 0xF0, 
 """Those of whole characters, and such as break them."""
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(
     spelt=st.lists(st.one_of(BYTES.map(lambda byte: [byte]), st.sampled_from(["あ", "é", "😀"]).map(list_of_bytes))),

@@ -2,6 +2,7 @@
 
 import gc
 import random
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -92,14 +93,20 @@ class Crowd:
         self.num_aborted += 1
 
 
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ProcessPoolExecutor]:
+    """A process of its own: what other modules have left there would come and go meanwhile."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=make_importable) as pool:
+        yield pool
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("num_requests", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("is_ahead", [False, True], ids=["", "ahead"])
-def test_thousands_of_requests_leave_nothing_behind(tmp_path: Path, num_requests: int, is_ahead: bool) -> None:
-    """In a process of its own: what other tests have left there would come and go meanwhile."""
-    checkpoint = make_checkpoint("llava", tmp_path)
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=make_importable) as pool:
-        pool.submit(endure, checkpoint, num_requests, is_ahead).result()
+def test_thousands_of_requests_leave_nothing_behind(
+    pool: ProcessPoolExecutor, tmp_path: Path, num_requests: int, is_ahead: bool
+) -> None:
+    pool.submit(endure, make_checkpoint("llava", tmp_path), num_requests, is_ahead).result()
 
 
 def endure(checkpoint: str, num_requests: int, is_ahead: bool) -> None:

@@ -57,7 +57,7 @@ class Small:
         return EngineConfig(self.checkpoint, **{"kv_cache_bytes": KV_CACHE_BYTES, "max_num_seqs": 7, **settings})
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(scope="session", params=VARIANTS)
 def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Small:
     variant = VARIANTS[request.param]
     checkpoint = variant.checkpoint(tmp_path_factory.mktemp("model"))
@@ -93,7 +93,7 @@ def expected(small: Small) -> list[list[int]]:
     return [one.expected for one in small.requests]
 
 
-@pytest.mark.usefixtures("with_kernels_and_without")
+@pytest.mark.usefixtures("with_kernels")
 def test_answers_equal_generate_alone_and_together(small: Small) -> None:
     engine = small.engine(max_num_batched_tokens=2048, prefix_caching=False)
     for one in small.requests:
@@ -101,7 +101,19 @@ def test_answers_equal_generate_alone_and_together(small: Small) -> None:
     assert answers(engine, small.requests) == expected(small)
 
 
-@pytest.mark.usefixtures("with_kernels")
+UNLIKE = ("gemma3", "qwen3_vl")
+"""Gemma 3 has windows and attends both ways within pictures. Qwen3-VL has positions of three axes, adds features of
+pictures in deeper layers, and takes videos."""
+on_unlike_decoders = pytest.mark.parametrize(
+    "small",
+    [name if name in UNLIKE else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS],
+    indirect=True,
+)
+"""For tests of the engine, whose code is the same for all families: the other families are slow tests."""
+
+
+@pytest.mark.usefixtures("with_kernels_and_without")
+@on_unlike_decoders
 @pytest.mark.parametrize("budget", [7, 512])
 def test_answers_of_prompts_in_chunks_equal_generate(small: Small, budget: int) -> None:
     """Cuts go up to spans and around them; the longest take a step each, beside those that decode."""
@@ -110,6 +122,7 @@ def test_answers_of_prompts_in_chunks_equal_generate(small: Small, budget: int) 
 
 
 @pytest.mark.usefixtures("with_kernels")
+@on_unlike_decoders
 def test_preempted_answers_equal_generate(small: Small) -> None:
     longest = max(len(one.prompt.prompt_token_ids) for one in small.requests) + NUM_TOKENS
     # Room for the longest alone: the others are thrown out and computed again.
@@ -122,6 +135,7 @@ def test_preempted_answers_equal_generate(small: Small) -> None:
     assert engine.stats.num_preemptions > 0
 
 
+@on_unlike_decoders
 def test_answers_of_steps_launched_ahead_equal_generate(small: Small) -> None:
     """Alone, and together with few blocks: some are preempted while a token of theirs is pending."""
     longest = max(len(one.prompt.prompt_token_ids) for one in small.requests) + NUM_TOKENS
@@ -139,6 +153,7 @@ def test_answers_of_steps_launched_ahead_equal_generate(small: Small) -> None:
     assert engine.stats.num_preemptions > 0
 
 
+@on_unlike_decoders
 def test_answers_with_cached_beginnings_equal_generate(small: Small) -> None:
     engine = small.engine(block_size=4, max_num_batched_tokens=2048)
     for _ in range(2):
@@ -154,6 +169,7 @@ def test_answers_with_cached_beginnings_equal_generate(small: Small) -> None:
             assert not collected["again"].num_cached_tokens
 
 
+@on_unlike_decoders
 def test_answers_beside_aborted_neighbours_equal_generate(small: Small) -> None:
     engine = small.engine(block_size=4, max_num_batched_tokens=2048, max_num_seqs=64)
     collected: dict[str, Answer] = {}
@@ -173,6 +189,7 @@ def test_answers_beside_aborted_neighbours_equal_generate(small: Small) -> None:
         assert [len(collected[f"{index} goes after {steps}"].token_ids) for steps in (0, 1, 3)] == [0, 1, 3]
 
 
+@on_unlike_decoders
 def test_answers_whose_embeddings_come_late_equal_generate(small: Small) -> None:
     engine = small.engine(max_num_batched_tokens=2048)
     collected: dict[str, Answer] = {}
@@ -202,6 +219,7 @@ def pool(pools: PoolOfRankOne) -> ProcessPoolExecutor:
 
 
 @pytest.mark.long
+@on_unlike_decoders
 def test_answers_of_two_ranks_equal_generate(small: Small, pool: ProcessPoolExecutor) -> None:
     budget = max(7, small.longest_span + 6)
     with engine_of_two(pool, small.config(max_num_batched_tokens=budget, block_size=4)) as (engine, group, other):

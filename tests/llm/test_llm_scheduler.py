@@ -247,6 +247,7 @@ FULL_CACHE_BESIDE_A_TENANT = [
 """The only sequence that its tenant's turn lets decode finds no block, and is itself the one to preempt."""
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(
     arrivals=st.lists(ARRIVALS, min_size=1, max_size=12),

@@ -16,9 +16,11 @@ from tests.llm.greedy_answers import PARAMS
 from tests.llm.language_variants import VARIANTS
 from tests.small_models import NUM_TOKENS, Request, small_requests, whole_class
 
+pytestmark = pytest.mark.long
+
 KV_CACHE_BYTES = 2**22
-FURTHER_FAMILIES = ("gemma3n", "internvl, qwen3", "aria")
-FAMILIES = ("llava", "qwen2_vl", "gemma3", *(pytest.param(one, marks=pytest.mark.slow) for one in FURTHER_FAMILIES))
+FURTHER_FAMILIES = ("qwen2_vl", "gemma3n", "internvl, qwen3", "aria")
+FAMILIES = ("llava", "gemma3", *(pytest.param(one, marks=pytest.mark.slow) for one in FURTHER_FAMILIES))
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Served:
         return LLMEngine(EngineConfig(self.checkpoint, **{**defaults, **settings}))
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="session", params=FAMILIES)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
     variant = VARIANTS[request.param]
     folder = tmp_path_factory.mktemp("served")
@@ -92,7 +94,6 @@ def expected(requests: Sequence[tuple[LoraRequest | None, Request]]) -> list[lis
     return [one.expected for _, one in requests]
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("with_kernels_and_without")
 def test_answers_equal_those_of_merged_weights_alone_and_together(served: Served) -> None:
     engine = served.engine(max_num_batched_tokens=2048, prefix_caching=False)
@@ -123,7 +124,6 @@ def test_answers_of_steps_launched_ahead_equal_those_of_merged_weights(served: S
         assert answers(engine, served.mixed) == expected(served.mixed)
 
 
-@pytest.mark.long
 def test_no_adapter_takes_up_the_prefixes_of_another(served: Served) -> None:
     engine = served.engine(block_size=4, max_num_batched_tokens=2048)
     for _ in range(2):

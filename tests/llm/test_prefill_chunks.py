@@ -84,6 +84,7 @@ def told_of(length: int, shape: Shape = SHAPE, layout: PromptLayout | None = Non
 
 
 # Hypothesis runs all examples with the same stand-in, which keeps nothing that a result depends on.
+@pytest.mark.long
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sequences(SHAPE), st.lists(st.integers(0, 40), min_size=4, max_size=4), st.sampled_from([1, 40, 1000]))
 def test_any_step_attends_as_defined(kernel: Kernel, told: list[Told], cuts: list[int], max_positions: int) -> None:

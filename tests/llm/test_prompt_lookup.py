@@ -73,6 +73,7 @@ class Prophet(PromptLookup):
         return [whole[position] ^ (position in self.wrong) for position in coming]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["greedy", "seeded", "stop string", "bias and a floor"])
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 def test_any_guesses_change_no_answer(

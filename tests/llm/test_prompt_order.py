@@ -206,6 +206,7 @@ def test_steps_take_no_longer_than_promised_and_everything_ends(
     assert manager.num_free_blocks == num_blocks
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(
     lengths=st.lists(st.one_of(st.integers(1, 30), st.integers(200, 600)), min_size=2, max_size=25),

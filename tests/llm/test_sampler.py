@@ -144,6 +144,7 @@ def test_a_nan_that_a_ban_would_hide_is_still_found() -> None:
     assert token_ids(sample(logits, states)) == [None, 5]
 
 
+@pytest.mark.long
 def test_the_nucleus_may_be_wider_than_what_is_looked_at_first() -> None:
     vocab = 3 * NUCLEUS_PREFIX
     logits = torch.linspace(0.0, -0.5, vocab)
@@ -196,6 +197,7 @@ def alone(index: int, steps: int) -> list[int | None]:
     return [token_ids(sample(ALL_LOGITS[step][None].clone(), [own]))[0] for step in range(steps)]
 
 
+@pytest.mark.long
 @given(st.data())
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_seeded_rows_give_the_same_tokens_in_any_batch(data: st.DataObject) -> None:

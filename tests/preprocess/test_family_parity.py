@@ -56,6 +56,7 @@ def test_every_image_back_end(model_type: str, backend: ImageBackend) -> None:
     families.check(text, pictures, families.items(pictures))
 
 
+@pytest.mark.long
 def test_cached_and_new_pictures_in_every_order(model_type: str) -> None:
     families = pair(model_type, "byte_level", load_family("preprocess", model_type).backends[0])
     pictures = [0, 1, 2][: max_items(model_type)]
@@ -109,7 +110,7 @@ def test_text_alone(families: Pair, text: str) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_random_prompts(model_type: str, vocabulary: Vocabulary, data: st.DataObject) -> None:
     families = pair(model_type, vocabulary, load_family("preprocess", model_type).backends[0])
     pictures = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=max_items(model_type)))
@@ -118,7 +119,8 @@ def test_random_prompts(model_type: str, vocabulary: Vocabulary, data: st.DataOb
     families.check(families.prompt(texts), pictures, items)
 
 
-def test_the_number_of_tokens_follows_from_the_size_alone(families: Pair, model_type: str) -> None:
+def test_the_number_of_tokens_follows_from_the_size_alone(model_type: str) -> None:
+    families = pair(model_type, "byte_level", load_family("preprocess", model_type).backends[0])
     for num_in_prompt in range(1, max_items(model_type) + 1):
         for index in range(5):
             content = families.contents(index)

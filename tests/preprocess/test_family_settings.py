@@ -125,6 +125,7 @@ def test_fewer_crops(model_type: str, option: str, number: int) -> None:
     family.check_tensors([tensors], dict(expected))
 
 
+@pytest.mark.long
 @given(width=st.integers(4, 1500), height=st.integers(4, 1500), most=st.integers(1, 4))
 @settings(max_examples=100, deadline=None)
 def test_minicpm_slices_follow_from_the_size(width: int, height: int, most: int) -> None:
@@ -143,6 +144,7 @@ def test_minicpm_slices_follow_from_the_size(width: int, height: int, most: int)
     assert some.features.num_embeds <= best.features.num_embeds
 
 
+@pytest.mark.long
 def test_no_picture_takes_more_tokens_than_the_largest_of_a_real_minicpm() -> None:
     """Its slices are of more patches than those of the small checkpoint."""
     image_processor = type(pair("minicpmv4_6", "byte_level", "torchvision").theirs.image_processor)()

@@ -269,7 +269,7 @@ async def test_cut_off_and_malformed_answers_are_refused(answer: bytes) -> None:
     "answer", [b"", b"\0" * 100, b"HTTP/9.9 200 OK\r\n\r\n", b"SSH-2.0-OpenSSH_9.2\r\n", b"220 smtp\r\n"]
 )
 async def test_other_protocols_are_refused(answer: bytes) -> None:
-    async with serving(lambda sender: sender.send(answer)) as (url, _), fetcher(total_timeout_s=1) as media:
+    async with serving(lambda sender: sender.send(answer)) as (url, _), fetcher(total_timeout_s=0.3) as media:
         addresses = (url, url.replace("http:", "https:"))
         for refusal in await asyncio.gather(*map(media.fetch, addresses), return_exceptions=True):
             assert isinstance(refusal, InvalidRequestError)

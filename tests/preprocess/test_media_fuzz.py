@@ -37,7 +37,7 @@ SECONDS = 5.0
 """For one example; the slowest takes some hundredths."""
 
 QUICK = settings(
-    max_examples=600,
+    max_examples=300,
     derandomize=True,
     database=None,
     deadline=None,

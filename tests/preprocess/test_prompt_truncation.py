@@ -71,6 +71,7 @@ def test_a_cut_prompt_is_the_end_of_the_whole_one_with_whole_pictures(families: 
             assert sum(token in marks for token in cut.prompt_token_ids) == 2 * len(kept)
 
 
+@pytest.mark.long
 def test_a_negative_limit_leaves_so_many_tokens_of_the_context() -> None:
     families = pair("llava", "byte_level", "pil")
     text = "word " * families.ours.max_model_len

@@ -350,6 +350,7 @@ def test_a_long_prompt_is_tokenised_but_once_around_its_items(target: str) -> No
     assert tokenizer.num_tokens <= 4 * num_tokens
 
 
+@pytest.mark.long
 def test_many_targets_and_runs_take_their_time_only_once() -> None:
     this = subject()
     num_items = 20_000

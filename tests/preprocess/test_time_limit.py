@@ -7,7 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from raylens.preprocess import time_limit
 from raylens.preprocess.time_limit import TimeLimit, TimeLimitError
+
+
+@pytest.fixture(autouse=True)
+def frequent_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_limit, "_POLL_SECONDS", 0.05)
 
 
 def compute(seconds: float) -> None:
@@ -36,14 +42,14 @@ def test_work_that_takes_too_long_ends() -> None:
 
 def test_waiting_takes_no_time() -> None:
     with TimeLimit(0.1):
-        time.sleep(0.8)
+        time.sleep(0.3)
 
 
 def test_an_error_of_the_work_comes_as_it_is() -> None:
     limit = TimeLimit(0.1)
     with pytest.raises(KeyError), limit:
         raise KeyError
-    compute(0.8)
+    compute(0.3)
 
 
 def test_work_that_ends_at_the_limit_never_hits_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:

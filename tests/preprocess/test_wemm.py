@@ -87,6 +87,7 @@ def test_no_picture_takes_more_positions_than_the_largest(processor: MultiModalP
     )
 
 
+@pytest.mark.long
 def test_positions_at_the_published_size(published: MultiModalProcessor) -> None:
     for width, height in [
         (4, 4),

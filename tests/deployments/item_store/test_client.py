@@ -104,6 +104,7 @@ async def test_an_error_in_what_a_message_does_is_logged_and_ends_its_connection
     assert "a fault of ours" in caplog.text
 
 
+@pytest.mark.long
 async def test_a_shard_that_sends_nothing_but_rubbish_is_not_asked_without_a_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -150,6 +150,7 @@ def bounded(maker: ItemMaker, limit: int) -> None:
         cache.get_or_create = get_or_create  # type: ignore[method-assign, assignment]
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(st.lists(CLIENTS, min_size=1, max_size=8), FATES, FATES)
 @example([Client(0, False), Client(2, True)], [], [])

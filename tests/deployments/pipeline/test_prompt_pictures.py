@@ -62,6 +62,7 @@ PIECES = st.lists(
 )
 
 
+@pytest.mark.long
 @given(pieces=PIECES)
 @settings(max_examples=500, deadline=None)
 def test_nothing_is_lost_and_every_picture_of_theirs_is_found(pieces: list[str]) -> None:
