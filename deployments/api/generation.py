@@ -15,8 +15,10 @@ from raylens.preprocess.schema import Prompt, PromptTruncation
 _ANSWER_ROOM = 256
 """Room for an answer, in tokens, when a prompt is cut to the context and the client sets no length."""
 
-_SAMPLING_FIELDS = ("min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "ignore_eos")
-_SAMPLING_FIELDS += ("include_stop_str_in_output", "skip_special_tokens")
+_SAMPLING_FIELDS = (
+    *("min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "ignore_eos"),
+    *("include_stop_str_in_output", "skip_special_tokens"),
+)
 """The fields that SamplingParams takes unchanged."""
 
 MAX_TIMEOUT_S = 86_400.0

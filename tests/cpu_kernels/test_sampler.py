@@ -17,7 +17,7 @@ EVERY_LIBRARY = settings(deadline=None, suppress_health_check=[HealthCheck.funct
 VOCABULARIES = st.integers(1, 40) | st.sampled_from([127, 128, 129, 255, 257, 1000, 5000])
 
 
-def row(**numbers: float) -> RowSettings:
+def row(**numbers: float | None) -> RowSettings:
     return RowSettings(**{"top_p": 1.0, "repetition_penalty": 1.0} | numbers)
 
 
