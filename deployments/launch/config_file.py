@@ -41,6 +41,8 @@ def load_config(path: Path | None, flags: Mapping[str, Any]) -> AppConfig:
         problems = [_problem(one["loc"], one["msg"], flags, lines) for one in error.errors()]
         raise ConfigError(f"{path or 'settings'}: {'; '.join(problems)}") from error
     config = _checked(_with_folder(_with_keys(config), "media", "local_root"))
+    if not config.further_models:
+        return config  # without a field that the file does not set
     further = []
     for number, model in enumerate(config.further_models):
         try:
