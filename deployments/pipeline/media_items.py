@@ -11,8 +11,7 @@ from ray import ObjectRef
 
 from raylens.deployments.config import MediaConfig
 from raylens.deployments.item_store.item_states import ContentMissingError, ItemOrder, ItemTrace, OnPending, StoredItem
-from raylens.deployments.item_store.shared_items import ItemSource
-from raylens.deployments.item_store.shared_uploads import SharedUploads
+from raylens.deployments.item_store.shared_items import SharedItems, SharedUploads
 from raylens.deployments.metrics.definitions import IngressMetrics
 from raylens.deployments.pipeline.media_source import UPLOAD_SCHEME, MediaSource
 from raylens.deployments.pipeline.pipeline_request import PipelineRequest
@@ -59,7 +58,7 @@ class MediaItems:
     def __init__(
         self,
         config: MediaConfig,
-        items: ItemSource,
+        items: SharedItems,
         metrics: IngressMetrics,
         uploads: SharedUploads,
         on_reply: Callable[[str], None],

@@ -9,8 +9,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from raylens.deployments.config import MediaConfig
 from raylens.deployments.item_store.early_result import Announce, EarlyResult
-from raylens.deployments.item_store.shared_items import ItemSource
-from raylens.deployments.item_store.shared_uploads import SharedUploads
+from raylens.deployments.item_store.shared_items import SharedItems, SharedUploads
 from raylens.deployments.metrics.definitions import IngressMetrics
 from raylens.deployments.pipeline.items_under_way import Infos, ItemsUnderWay
 from raylens.deployments.pipeline.media_items import LoadedItem, MediaItems, all_or_none
@@ -42,7 +41,7 @@ class Pipeline:
         config: MediaConfig,
         preprocess: DeploymentHandle[Any],
         generate: DeploymentHandle[Any],
-        items: ItemSource,
+        items: SharedItems,
         metrics: IngressMetrics,
         uploads: SharedUploads,
         turns: Turns,
