@@ -69,8 +69,7 @@ class MediaItems:
         self._limits = config.limits
         self._fetcher = MediaFetcher(self._limits, config.fetch)
         self._uploads = uploads
-        local_root = config.local_root
-        self._local = LocalMedia(None if local_root is None else Path(local_root), self._limits)
+        self._local = LocalMedia(None if config.local_root is None else Path(config.local_root), self._limits)
         self._items = items
         self._metrics = metrics
         self._on_reply = on_reply
@@ -81,11 +80,8 @@ class MediaItems:
     async def load(self, request: PipelineRequest, processor: ProcessorIdentity) -> list[LoadedItem]:
         """Fetches, checks and hashes the request's items. Raises InvalidRequestError."""
         if len(request.media) > self._limits.max_items:
-            raise InvalidRequestError(
-                f"{len(request.media)} media items, the limit is {self._limits.max_items} per request",
-                field="messages",
-                code="too_many_items",
-            )
+            reason = f"{len(request.media)} media items, the limit is {self._limits.max_items} per request"
+            raise InvalidRequestError(reason, field="messages", code="too_many_items")
         self._check_total_bytes(sum(data.num_bytes for source in request.media if (data := source.data) is not None))
         watch = Stopwatch()
         contents = await self._contents(request)
@@ -131,11 +127,8 @@ class MediaItems:
 
     def _check_total_bytes(self, num_bytes: int) -> None:
         if num_bytes > self._limits.max_total_bytes:
-            raise InvalidRequestError(
-                f"{num_bytes} bytes of media, the limit is {self._limits.max_total_bytes} per request",
-                field="messages",
-                code="media_too_large",
-            )
+            reason = f"{num_bytes} bytes of media, the limit is {self._limits.max_total_bytes} per request"
+            raise InvalidRequestError(reason, field="messages", code="media_too_large")
 
     async def _contents(self, request: PipelineRequest) -> list[tuple[bytes | None, int]]:
         """Loads all contents in parallel. The first failure cancels the others. Too many bytes in all are a failure."""
@@ -238,8 +231,5 @@ def _of_item(error: InvalidRequestError, request: PipelineRequest, source: Media
 
 
 def _not_cached(source: MediaSource) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"no item is kept under the uuid {(source.uuid or '')[:100]!r} (any more): send it once again",
-        field=source.field,
-        code="media_not_cached",
-    )
+    reason = f"no item is kept under the uuid {(source.uuid or '')[:100]!r} (any more): send it once again"
+    return InvalidRequestError(reason, field=source.field, code="media_not_cached")

@@ -13,8 +13,7 @@ class Load:
 
     `reported`: calls of all callers in the replica's last report, without calls whose arguments are pending; None
     without a report. `in_flight`: this process's unfinished calls. `is_full`: the replica takes no further call of this
-    method.
-    """
+    method."""
 
     reported: int | None
     in_flight: int = 0
@@ -35,7 +34,6 @@ def two_choices(shuffled: Sequence[str], loads: Mapping[str, Load]) -> list[list
 def least_loaded(loads: Mapping[ReplicaT, Load]) -> ReplicaT | None:
     """Returns the replica with the fewest calls, None if no load is known or all are full.
 
-    A report may predate the end of a call, so fewer calls in flight break a tie.
-    """
+    A report may predate the end of a call, so fewer calls in flight break a tie."""
     known = {one: load for one, load in loads.items() if load.reported is not None and not load.is_full}
     return min(known, key=lambda one: (known[one].num_calls, known[one].in_flight), default=None)

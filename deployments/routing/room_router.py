@@ -70,8 +70,7 @@ class RoomRouter(ChoosingRouter):
     """Routes by load; takes `limits` as `request_router_kwargs`.
 
     Ray's cache of loads forgets calls in flight: a probe's answer replaces the count and omits calls with pending
-    arguments. So the router counts its own unfinished calls.
-    """
+    arguments. So the router counts its own unfinished calls."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -148,8 +147,7 @@ class RoomRouter(ChoosingRouter):
     async def _try_once(self, pending_request: PendingRequest, attempt: int) -> RunningReplica | None:
         """Returns the best replica with known room. First probes better replicas without a report, and full ones.
 
-        Each answer restarts the choice, because other calls waited for the same answer.
-        """
+        Each answer restarts the choice, because other calls waited for the same answer."""
         asked: set[ReplicaID] = set()
         while True:
             unasked: list[RunningReplica] = []
@@ -192,7 +190,7 @@ class RoomRouter(ChoosingRouter):
 
 
 def room_routing(
-    *, router: type[RoomRouter] = RoomRouter, limits: Mapping[str, int] = MappingProxyType({})
+    router: type[RoomRouter] = RoomRouter, *, limits: Mapping[str, int] = MappingProxyType({})
 ) -> RequestRouterConfig:
     """Returns a deployment's `request_router_config`. `limits`: by method, the calls of any kind at which a replica
     gets no further call of this method."""
