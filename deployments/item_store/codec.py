@@ -4,7 +4,7 @@ A message may also hold references, arrays, and objects of the dataclasses and e
 class, and checks each field's type: a wrong type would fail later, in other clients' requests."""
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from operator import attrgetter
@@ -116,7 +116,11 @@ def _value(code: int, packed: bytes, depth: int) -> Any:
         return ContentMissingError()
     content = _unpacked(packed, depth)
     if code >= _FIRST_DATA:
-        return _data(_DATA[code - _FIRST_DATA], content)
+        kind = _DATA[code - _FIRST_DATA]
+        for check, value in zip(_CHECKS[kind], content, strict=True):
+            if not check(value):
+                raise TypeError(f"a {type(value).__name__} in a {kind.__name__}")
+        return kind(*content)
     if code == _TUPLE:
         return tuple(content)
     if code == _REFERENCE:
@@ -131,10 +135,3 @@ def _value(code: int, packed: bytes, depth: int) -> Any:
         number, stage, message = content
         return _STAGE_ERRORS[number](stage, message)
     raise ValueError(f"code {code} of no class")
-
-
-def _data(kind: type[Any], values: Sequence[Any]) -> Any:
-    for check, value in zip(_CHECKS[kind], values, strict=True):
-        if not check(value):
-            raise TypeError(f"a {type(value).__name__} in a {kind.__name__}")
-    return kind(*values)

@@ -96,8 +96,12 @@ class ItemMaker:
             with in_request(order.context):
                 return await self._make(order, trace, announce)
 
-        with self._first_of(order, span) as first:
+        first = self._first.setdefault(order.mm_hash, span)
+        try:
             stored, trace.was_encoded = await self.embeddings.get_or_create(order.mm_hash, create, on_pending)
+        finally:
+            if first is span:
+                del self._first[order.mm_hash]
         if first is not span and not trace.was_encoded and not trace.times:  # computed, but for another order
             span.link(first.context)
             trace.made_for = first.context.request_id
@@ -138,17 +142,6 @@ class ItemMaker:
             if order.is_precomputed and (processed := await processing.result()).info.is_encoded:
                 return processed, processed.info.num_bytes
             return await self._encode_item(order, trace, processing, announce)
-
-    @contextmanager
-    def _first_of(self, order: ItemOrder, span: OpenSpan) -> Iterator[OpenSpan]:
-        """Yields the span of the order that started the item's computation; that is `span` if the item is not in
-        progress."""
-        first = self._first.setdefault(order.mm_hash, span)
-        try:
-            yield first
-        finally:
-            if first is span:
-                del self._first[order.mm_hash]
 
     @contextmanager
     def _watched(self, order: ItemOrder, trace: ItemTrace) -> Iterator[OpenSpan]:
@@ -208,8 +201,7 @@ class ItemMaker:
             order.context,
         )
         self._check_model(order, "preprocess")
-        preprocess = self._stages[order.model].preprocess
-        process_item = preprocess.options(stream=True).process_item
+        process_item = self._stages[order.model].preprocess.options(stream=True).process_item
 
         async def call() -> tuple[ObjectRef, Any]:
             (tensors, _), info = await objects_of(

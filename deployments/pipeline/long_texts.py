@@ -74,7 +74,7 @@ class LongTexts:
         """Returns `text`, with its marks replaced, as ASCII or UTF-8."""
         if not self._stretches or self._nonce not in text:
             return [text.encode()]
-        pieces = []
+        pieces: list[bytes] = []
         for index, part in enumerate(self._mark.split(text)):
             pieces += self._stretches[int(part, 16)] if index % 2 else [part.encode()]
         return pieces
