@@ -85,10 +85,10 @@ class MediaItems:
         self._check_total_bytes(sum(data.num_bytes for source in request.media if (data := source.data) is not None))
         watch = Stopwatch()
         contents = await self._contents(request)
-        items = [
-            await self._hashed(request, source, content, num_pixels, processor)
-            for source, (content, num_pixels) in zip(request.media, contents, strict=True)
-        ]
+        items = []
+        for source, (content, num_pixels) in zip(request.media, contents, strict=True):
+            hashed_content, item_hash = await self._hashes(request, source, content, processor)
+            items.append(LoadedItem(source, content, num_pixels, hashed_content, item_hash, self._model))
         if items:
             request.trace.times.append(watch.read("media_fetch", process_name()))
         return items
@@ -164,14 +164,10 @@ class MediaItems:
         request.on_fetched(len(content), num_pixels)
         return content, num_pixels
 
-    async def _hashed(
-        self,
-        request: PipelineRequest,
-        source: MediaSource,
-        content: bytes | None,
-        num_pixels: int,
-        processor: ProcessorIdentity,
-    ) -> LoadedItem:
+    async def _hashes(
+        self, request: PipelineRequest, source: MediaSource, content: bytes | None, processor: ProcessorIdentity
+    ) -> tuple[str, str]:
+        """Returns the hash of an item's content, and the item's in both caches."""
         if content is not None:
             hashed_content = await asyncio.to_thread(content_hash, content)
         else:
@@ -190,7 +186,7 @@ class MediaItems:
             is_precomputed=source.is_precomputed,
             cache_salt=request.cache_salt,
         )
-        return LoadedItem(source, content, num_pixels, hashed_content, item_hash, self._model)
+        return hashed_content, item_hash
 
 
 async def all_or_none(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:

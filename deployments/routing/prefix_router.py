@@ -16,8 +16,7 @@ from typing import Any, Self
 
 from ray.serve.request_router import PendingRequest, RunningReplica
 
-from raylens.deployments.routing.rendezvous import rank
-from raylens.deployments.routing.replica_choice import Load
+from raylens.deployments.routing.replica_choice import Load, rank
 from raylens.deployments.routing.room_router import RoomRouter
 
 _MOST_MARKS = 65_536

@@ -178,8 +178,7 @@ class RoomRouter(ChoosingRouter):
         """Probes each replica's load. Concurrent calls share one probe per replica."""
         for replica in replicas:
             if replica.replica_id not in self._probes:
-                probe = asyncio.create_task(self.probe(replica, attempt))
-                self._probes[replica.replica_id] = probe
+                probe = self._probes[replica.replica_id] = asyncio.create_task(self.probe(replica, attempt))
                 probe.add_done_callback(partial(self._end_probe, replica.replica_id))
         return [self._probes[replica.replica_id] for replica in replicas]
 
