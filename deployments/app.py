@@ -1,11 +1,10 @@
 """Builds the Ray Serve application: the deployments, their options and their handles."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import RequestRouterConfig
 
 from raylens.deployments.cluster.worker_template import NUM_THREADS
 from raylens.deployments.config import (
@@ -22,8 +21,8 @@ from raylens.deployments.endpoint.ingress import REQUESTS, Ingress
 from raylens.deployments.item_store.store import SharedState
 from raylens.deployments.placement import reserved
 from raylens.deployments.ray_internals.start_worker import FORKED
-from raylens.deployments.routing.prefix_router import prefix_routing
-from raylens.deployments.routing.room_router import room_routing
+from raylens.deployments.routing.prefix_router import PrefixRouter
+from raylens.deployments.routing.room_router import RoomRouter, room_routing
 from raylens.deployments.routing.work_scaling import scaling
 from raylens.deployments.stages.encode_stage import BATCHES, Encode
 from raylens.deployments.stages.generate_stage import PROMPT_TOKENS, USAGE, Generate
@@ -97,7 +96,7 @@ def _stages(config: AppConfig, suffix: str) -> StageHandles:
             config,
             name=f"Encode{suffix}",
             ray_actor_options=_process(config.encode),
-            **_limited("encode", _ENCODE_ITEMS, room_routing),
+            **_limited("encode", _ENCODE_ITEMS, RoomRouter),
             **_scaling(config, config.encode, [BATCHES]),
         ).bind(config)
     return StageHandles(preprocess, generate, encoders)
@@ -106,10 +105,10 @@ def _stages(config: AppConfig, suffix: str) -> StageHandles:
 def _generate(config: AppConfig, suffix: str, most_items: int) -> Application:
     settings = config.generate
     if config.encode.placement == "separate":
-        room = _limited("generate", max(_GENERATE_REQUESTS, settings.engine.max_num_seqs or 0), prefix_routing)
+        room = _limited("generate", max(_GENERATE_REQUESTS, settings.engine.max_num_seqs or 0), PrefixRouter)
     else:
         # Requests wait for items that the same replicas encode, so all requests and all items need room.
-        room = {"max_ongoing_requests": most_items, "request_router_config": prefix_routing()}
+        room = {"max_ongoing_requests": most_items, "request_router_config": room_routing(PrefixRouter)}
     units = [PROMPT_TOKENS, USAGE, *([BATCHES] if config.encode.placement == "inline" else [])]
     return _deployment(
         Generate,
@@ -134,9 +133,10 @@ def _deployment(replica: type[Any], config: AppConfig, *, name: str, **options: 
     return versioned(serve.deployment(replica, name=name, **(defaults | options)), config)
 
 
-def _limited(method: str, limit: int, routing: Callable[..., RequestRouterConfig]) -> dict[str, Any]:
+def _limited(method: str, limit: int, router: type[RoomRouter]) -> dict[str, Any]:
     """Returns the options of a replica that takes `limit` calls of `method`; heartbeats overtake waiting calls."""
-    return {"max_ongoing_requests": limit + _HEARTBEATS, "request_router_config": routing(limits={method: limit})}
+    routing = room_routing(router, limits={method: limit})
+    return {"max_ongoing_requests": limit + _HEARTBEATS, "request_router_config": routing}
 
 
 def _scaling(config: AppConfig, stage: ScaledConfig, units: Iterable[str]) -> dict[str, Any]:

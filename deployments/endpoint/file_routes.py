@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from raylens.deployments.api.models import DeletedFile, File, FileList
 from raylens.deployments.endpoint.call import HttpCall
 from raylens.deployments.endpoint.errors import ERROR_RESPONSES, JSON_ERROR_RESPONSES
-from raylens.deployments.item_store.shared_uploads import SharedUploads
+from raylens.deployments.item_store.shared_items import SharedUploads
 
 
 class _Bytes(Response):

@@ -30,8 +30,7 @@ from raylens.deployments.endpoint.page_route import CHAT_PAGE, examples, page
 from raylens.deployments.endpoint.served_models import ModelRoute, ServedModels
 from raylens.deployments.endpoint.token_routes import TokenRoutes
 from raylens.deployments.item_store.client import Shards
-from raylens.deployments.item_store.shared_items import SharedItems
-from raylens.deployments.item_store.shared_uploads import SharedUploads
+from raylens.deployments.item_store.shared_items import SharedItems, SharedUploads
 from raylens.deployments.metrics.definitions import IngressMetrics
 from raylens.deployments.metrics.error_codes import known_errors
 from raylens.deployments.pipeline.pipeline import Pipeline

@@ -13,16 +13,8 @@ from ray.serve.handle import DeploymentHandle
 
 from raylens.deployments.item_store.codec import pack, read
 from raylens.deployments.item_store.item_states import OnPending
-from raylens.deployments.item_store.messages import (
-    FROM_SHARD,
-    Close,
-    Failed,
-    FromIngress,
-    FromShard,
-    Pending,
-    Result,
-)
-from raylens.deployments.routing.rendezvous import rank
+from raylens.deployments.item_store.messages import FROM_SHARD, Close, Failed, FromIngress, FromShard, Pending, Result
+from raylens.deployments.routing.replica_choice import rank
 from raylens.deployments.stages.stage_calls import StageUnavailableError
 from raylens.deployments.wire.private_port import MalformedMessageError, PortAddress, Reader, Writer, connect
 

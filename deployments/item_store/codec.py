@@ -3,25 +3,18 @@
 A message may also hold references, arrays, and objects of the dataclasses and errors below. Decoding creates no other
 class, and checks each field's type: a wrong type would fail later, in other clients' requests."""
 
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from operator import attrgetter
-from typing import Any, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgpack
 import numpy as np
 from ray import ObjectRef
 
-from raylens.deployments.item_store.field_types import type_check
-from raylens.deployments.item_store.item_states import (
-    ContentMissingError,
-    ItemOrder,
-    ItemTrace,
-    MadeItem,
-    PendingItem,
-    StoredItem,
-)
+from raylens.deployments.item_store.item_states import ITEM_STATES, ContentMissingError
 from raylens.deployments.item_store.messages import FROM_INGRESS, FROM_SHARD, Message
 from raylens.deployments.item_store.uploads import Upload
 from raylens.deployments.ray_internals.references import pack_reference, unpack_reference
@@ -30,21 +23,8 @@ from raylens.deployments.stages.stage_calls import PlugInFailedError, StageFaile
 from raylens.deployments.wire.private_port import MalformedMessageError, Reader, frame, read_frame
 from raylens.preprocess.schema import InvalidRequestError, ItemExpansion, ItemInfo, PlaceholderRange, StageTime
 
-_DATA: tuple[type[Any], ...] = (
-    *FROM_INGRESS,
-    *FROM_SHARD,
-    ItemOrder,
-    PendingItem,
-    MadeItem,
-    StoredItem,
-    ItemTrace,
-    ItemInfo,
-    ItemExpansion,
-    PlaceholderRange,
-    Upload,
-    RequestContext,
-    StageTime,
-)
+_METADATA = (ItemInfo, ItemExpansion, PlaceholderRange, Upload, RequestContext, StageTime)
+_DATA: tuple[type[Any], ...] = (*FROM_INGRESS, *FROM_SHARD, *ITEM_STATES, *_METADATA)
 _INVALID_FIELDS = ("reason", "field", "code", "status", "item")
 _STAGE_ERRORS = (StageUnavailableError, PlugInFailedError, StageFailedError)
 """Subclasses before their base classes."""
@@ -52,9 +32,29 @@ _REFERENCE, _ARRAY, _TUPLE, _INTEGER, _INVALID, _STAGE_ERROR, _CONTENT_MISSING, 
 """msgpack extension codes. Each class of `_DATA` has its own code, from `_FIRST_DATA` on."""
 _CODES = {kind: code for code, kind in enumerate(_DATA, _FIRST_DATA)}
 _FIELDS = {kind: [attrgetter(one.name) for one in fields(kind)] for kind in _DATA}
-_CHECKS = {kind: [type_check(get_type_hints(kind)[one.name]) for one in fields(kind)] for kind in _DATA}
 _MAX_DEPTH = 16
 """Limit of nested extensions; real messages nest eight. Each level takes msgpack 40 kB of stack."""
+
+
+def _type_check(annotation: Any) -> Callable[[Any], bool]:
+    """Returns a predicate: is the value of the annotated type, including the contents of containers?"""
+    kind, checks = get_origin(annotation) or annotation, [_type_check(part) for part in get_args(annotation)]
+    if kind is Any:
+        return lambda value: True
+    if kind in (Union, types.UnionType):
+        return lambda value: any(check(value) for check in checks)
+    if kind is dict:
+        check_key, check_value = checks
+        return lambda value: (
+            isinstance(value, dict) and all(check_key(key) and check_value(content) for key, content in value.items())
+        )
+    if kind in (list, tuple):  # tuples of any length
+        return lambda value: isinstance(value, kind) and all(map(checks[0], value))
+    accepted = (int, float) if kind is float else kind
+    return lambda value: isinstance(value, accepted)
+
+
+_CHECKS = {kind: [_type_check(get_type_hints(kind)[one.name]) for one in fields(kind)] for kind in _DATA}
 
 
 def pack(message: Message) -> bytes:
@@ -116,36 +116,22 @@ def _value(code: int, packed: bytes, depth: int) -> Any:
         return ContentMissingError()
     content = _unpacked(packed, depth)
     if code >= _FIRST_DATA:
-        return _data(_DATA[code - _FIRST_DATA], content)
-    return _READERS[code](content)
-
-
-def _data(kind: type[Any], values: Sequence[Any]) -> Any:
-    for check, value in zip(_CHECKS[kind], values, strict=True):
-        if not check(value):
-            raise TypeError(f"a {type(value).__name__} in a {kind.__name__}")
-    return kind(*values)
-
-
-def _array(content: Sequence[Any]) -> Any:
-    dtype, shape, values = content
-    return np.frombuffer(values, dtype).reshape(shape)
-
-
-def _invalid(content: Sequence[Any]) -> InvalidRequestError:
-    reason, *rest = content
-    return InvalidRequestError(reason, **dict(zip(_INVALID_FIELDS[1:], rest, strict=True)))
-
-
-def _stage_error(content: Sequence[Any]) -> Exception:
-    number, stage, message = content
-    return _STAGE_ERRORS[number](stage, message)
-
-
-_READERS: dict[int, Callable[[Any], Any]] = {
-    _REFERENCE: unpack_reference,
-    _ARRAY: _array,
-    _TUPLE: tuple,
-    _INVALID: _invalid,
-    _STAGE_ERROR: _stage_error,
-}
+        kind = _DATA[code - _FIRST_DATA]
+        for check, value in zip(_CHECKS[kind], content, strict=True):
+            if not check(value):
+                raise TypeError(f"a {type(value).__name__} in a {kind.__name__}")
+        return kind(*content)
+    if code == _TUPLE:
+        return tuple(content)
+    if code == _REFERENCE:
+        return unpack_reference(content)
+    if code == _ARRAY:
+        dtype, shape, values = content
+        return np.frombuffer(values, dtype).reshape(shape)
+    if code == _INVALID:
+        reason, *rest = content
+        return InvalidRequestError(reason, **dict(zip(_INVALID_FIELDS[1:], rest, strict=True)))
+    if code == _STAGE_ERROR:
+        number, stage, message = content
+        return _STAGE_ERRORS[number](stage, message)
+    raise ValueError(f"code {code} of no class")

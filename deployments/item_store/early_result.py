@@ -17,8 +17,7 @@ class EarlyResult(Generic[EarlyT, ResultT]):
     takes its call, and again if that replica dies and another one takes over.
 
     `early_of(result)`: the early value to report for a result that was never announced, such as a cache hit. `on_early`
-    gets every early value.
-    """
+    gets every early value."""
 
     latest: EarlyT | None
     """The latest early value."""

@@ -10,13 +10,10 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from raylens.deployments.ray_internals.handles import has_running_replica
-from raylens.deployments.stages.stage_calls import StageHandles
 from raylens.deployments.wire.stage_messages import EmbeddingInfo
 
 _KEPT = 0.9
@@ -72,13 +69,6 @@ class EncoderPlace:
             yield answered
         finally:
             self._pending_pixels -= pixels
-
-
-def places_of(stages: StageHandles) -> list[EncoderPlace]:
-    """Returns the places that can encode a model's items."""
-    return [
-        EncoderPlace(stage, handle, partial(has_running_replica, handle)) for stage, handle in stages.encoders.items()
-    ]
 
 
 def cheapest(places: Sequence[EncoderPlace], num_pixels: int) -> EncoderPlace:

@@ -8,13 +8,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from ray import ObjectRef
 
 from raylens.deployments.config import SharedConfig
 from raylens.deployments.item_store.early_result import Announce, EarlyResult
-from raylens.deployments.item_store.encoder_choice import cheapest, places_of
+from raylens.deployments.item_store.encoder_choice import EncoderPlace, cheapest
 from raylens.deployments.item_store.item_states import (
     ContentMissingError,
     ItemOrder,
@@ -25,7 +26,7 @@ from raylens.deployments.item_store.item_states import (
     StoredItem,
 )
 from raylens.deployments.metrics.definitions import CacheMetrics, ItemMetrics
-from raylens.deployments.ray_internals.handles import objects_of
+from raylens.deployments.ray_internals.handles import has_running_replica, objects_of
 from raylens.deployments.request_context import in_request
 from raylens.deployments.stages.stage_calls import StageCalls, StageHandles, StageUnavailableError, with_pending
 from raylens.deployments.tracing.spans import OpenSpan, Spans
@@ -59,7 +60,10 @@ class ItemMaker:
         self._contents: dict[str, dict[object, bytes | ObjectRef]] = {}
         """Per item in progress: the contents that its open orders brought, without lost ones."""
         self._stages = stages
-        self._encoders = {model: places_of(own) for model, own in stages.items()}
+        self._encoders = {
+            model: [EncoderPlace(stage, one, partial(has_running_replica, one)) for stage, one in own.encoders.items()]
+            for model, own in stages.items()
+        }
         self._calls = calls
         self._metrics = metrics
         self.processed = _cache(config.processor_cache_bytes // config.shards, metrics.mm_cache)
@@ -77,8 +81,7 @@ class ItemMaker:
         replica has taken it, and again once an Encode replica has. If one of them dies, `on_pending` gets the item
         again from its replacement.
 
-        Raises InvalidRequestError, a StageError, or ContentMissingError.
-        """
+        Raises InvalidRequestError, a StageError, or ContentMissingError."""
         trace = ItemTrace()
         with self._watched(order, trace) as span:
             order = replace(order, context=span.context)
@@ -93,8 +96,12 @@ class ItemMaker:
             with in_request(order.context):
                 return await self._make(order, trace, announce)
 
-        with self._first_of(order, span) as first:
+        first = self._first.setdefault(order.mm_hash, span)
+        try:
             stored, trace.was_encoded = await self.embeddings.get_or_create(order.mm_hash, create, on_pending)
+        finally:
+            if first is span:
+                del self._first[order.mm_hash]
         if first is not span and not trace.was_encoded and not trace.times:  # computed, but for another order
             span.link(first.context)
             trace.made_for = first.context.request_id
@@ -105,8 +112,7 @@ class ItemMaker:
 
         `make()` may join earlier work that lacks this order's content and fails for that reason; then it is called
         again. Later work has this order's content and fails only if that is lost. So each further failure uses up one
-        of the item's contents, and their number bounds the calls.
-        """
+        of the item's contents, and their number bounds the calls."""
         if order.content is None:
             return await make()
         contents, own = self._contents.setdefault(order.mm_hash, {}), object()
@@ -136,17 +142,6 @@ class ItemMaker:
             if order.is_precomputed and (processed := await processing.result()).info.is_encoded:
                 return processed, processed.info.num_bytes
             return await self._encode_item(order, trace, processing, announce)
-
-    @contextmanager
-    def _first_of(self, order: ItemOrder, span: OpenSpan) -> Iterator[OpenSpan]:
-        """Yields the span of the order that started the item's computation; that is `span` if the item is not in
-        progress."""
-        first = self._first.setdefault(order.mm_hash, span)
-        try:
-            yield first
-        finally:
-            if first is span:
-                del self._first[order.mm_hash]
 
     @contextmanager
     def _watched(self, order: ItemOrder, trace: ItemTrace) -> Iterator[OpenSpan]:
@@ -206,8 +201,7 @@ class ItemMaker:
             order.context,
         )
         self._check_model(order, "preprocess")
-        preprocess = self._stages[order.model].preprocess
-        process_item = preprocess.options(stream=True).process_item
+        process_item = self._stages[order.model].preprocess.options(stream=True).process_item
 
         async def call() -> tuple[ObjectRef, Any]:
             (tensors, _), info = await objects_of(

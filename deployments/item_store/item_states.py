@@ -16,8 +16,7 @@ class ItemOrder:
     `AppConfig.by_suffix`.
 
     `content`: bytes, a reference to an array of bytes, or None to require a cached item. `request_id`: the pipeline's.
-    `context`: the client request's. The other fields are those of `raylens.deployments.wire.stage_messages.ItemJob`.
-    """
+    `context`: the client request's. The other fields are those of `raylens.deployments.wire.stage_messages.ItemJob`."""
 
     context: RequestContext
     request_id: str
@@ -82,3 +81,4 @@ class MadeItem:
 
 
 OnPending = Callable[[PendingItem], None]
+ITEM_STATES = (ItemOrder, PendingItem, MadeItem, StoredItem, ItemTrace)

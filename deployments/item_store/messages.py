@@ -54,8 +54,6 @@ class Remember:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A stage is computing the ordered item."""
-
     number: int
     item: PendingItem
 
@@ -70,8 +68,6 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An order or a call ends with an error."""
-
     number: int
     error: Exception
 

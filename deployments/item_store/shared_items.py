@@ -1,53 +1,38 @@
-"""Gets the items of this ingress's requests from the shared shards."""
+"""What an ingress asks of the shards: the items of its requests, and uploaded files."""
 
 import logging
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any
 
 from ray import ObjectRef
 
 from raylens.deployments.item_store.client import ShardLostError, Shards, unavailable
 from raylens.deployments.item_store.item_states import ContentMissingError, ItemOrder, MadeItem, OnPending
 from raylens.deployments.item_store.messages import Ask, CallMethod, Evict, Remember
+from raylens.deployments.item_store.uploads import Upload
 from raylens.deployments.metrics.instruments import Counter
-from raylens.deployments.stages.object_contents import IN_MESSAGE_BYTES, sent
+from raylens.deployments.stages.object_contents import IN_MESSAGE_BYTES, received, sent
 from raylens.deployments.stages.stage_calls import MAX_ATTEMPTS
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
-class ItemSource(Protocol):
-    """Source of a request's items."""
-
-    async def embeddings_of(self, order: ItemOrder, on_pending: OnPending, pins: ExitStack) -> MadeItem:
-        """See `ItemMaker.embeddings_of`. The referenced data stays until `pins` is closed."""
-
-    async def processed_of(self, order: ItemOrder) -> MadeItem:
-        """See `ItemMaker.processed_of`. The tensors are not kept."""
-
-    def evict(self, mm_hash: str, lost: ObjectRef) -> None:
-        """See `ItemMaker.evict`."""
-
-    def remember_name(self, tenant: str, name: str, hashed_content: str) -> None:
-        """See `NamedContents.remember`."""
-
-    async def find_name(self, tenant: str, name: str) -> str | None:
-        """See `NamedContents.find`."""
-
-
 class SharedItems:
-    """An ItemSource. An item's hash selects its shard; if that shard is down, the next in the ranking takes over."""
+    """The items of this ingress's requests. An item's hash selects its shard; if that shard is down, the next in the
+    ranking takes over."""
 
     def __init__(self, shards: Shards, items_recomputed: Counter) -> None:
         self._shards = shards
         self._items_recomputed = items_recomputed
 
     async def embeddings_of(self, order: ItemOrder, on_pending: OnPending, pins: ExitStack) -> MadeItem:
+        """See `ItemMaker.embeddings_of`. The referenced data stays until `pins` is closed."""
         return await self._order(order, on_pending, pins, is_encoded=True)
 
     async def processed_of(self, order: ItemOrder) -> MadeItem:
+        """See `ItemMaker.processed_of`. The tensors are not kept."""
         with ExitStack() as pins:
             return await self._order(order, lambda pending: None, pins, is_encoded=False)
 
@@ -84,6 +69,46 @@ class SharedItems:
                 logger.warning("request %s: %s, asking again", order.request_id, error)
                 self._items_recomputed.inc(stage="shared", reason="ShardLostError")
         raise unavailable()
+
+
+class SharedUploads:
+    """See `Uploads`. One shard holds all files of a tenant, for all ingresses. Each method also raises
+    StageUnavailableError if this shard is down."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+
+    async def add(
+        self, tenant: str, filename: str, purpose: str, content: bytes, *, max_age_s: float | None = None
+    ) -> Upload:
+        added: Upload = await self._call("add_file", tenant, filename, purpose, await sent(content), max_age_s)
+        return added
+
+    async def all(self, tenant: str) -> list[Upload]:
+        uploads: list[Upload] = await self._call("files", tenant)
+        return uploads
+
+    async def get(self, tenant: str, file_id: str) -> Upload:
+        upload: Upload = await self._call("file", tenant, file_id)
+        return upload
+
+    async def read(self, tenant: str, file_id: str) -> bytes:
+        with ExitStack() as pins:
+            return await received(await self._ask(pins, "read_file", tenant, file_id))
+
+    async def delete(self, tenant: str, file_id: str) -> None:
+        await self._call("delete_file", tenant, file_id)
+
+    async def _call(self, method: str, tenant: str, *arguments: Any) -> Any:
+        with ExitStack() as pins:
+            return await self._ask(pins, method, tenant, *arguments)
+
+    async def _ask(self, pins: ExitStack, method: str, tenant: str, *arguments: Any) -> Any:
+        shard = await self._shards.owner(tenant)
+        try:
+            return await shard.ask(partial(CallMethod, method=method, arguments=[tenant, *arguments]), pins)
+        except ShardLostError as error:
+            raise unavailable() from error
 
 
 def _name_key(tenant: str, name: str) -> str:

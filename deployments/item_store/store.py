@@ -6,6 +6,7 @@ caches, the names that clients gave to items, and uploaded files. Each ingress k
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -28,7 +29,6 @@ from raylens.deployments.item_store.messages import (
     Remember,
     Result,
 )
-from raylens.deployments.item_store.named_contents import NamedContents
 from raylens.deployments.item_store.uploads import Upload, Uploads
 from raylens.deployments.metrics.definitions import ItemMetrics
 from raylens.deployments.ray_internals.handles import route_on_this_loop
@@ -45,6 +45,29 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 _REPORT_SECONDS = 0.5
 _MAX_NAMES = 65_536
 """Names (`uuid`) of items, over all shards. Each takes some 200 bytes."""
+
+
+class NamedContents:
+    """Maps the names (`uuid`) that each tenant gave to items to content hashes. An LRU of `max_names` names.
+
+    A name stands for content and is never a cache key, so a client cannot get another tenant's data by its name."""
+
+    def __init__(self, max_names: int) -> None:
+        self._max_names = max_names
+        self._hashes: OrderedDict[tuple[str, str], str] = OrderedDict()
+
+    def remember(self, cache_salt: str, name: str, hashed_content: str) -> None:
+        self._hashes[cache_salt, name] = hashed_content
+        self._hashes.move_to_end((cache_salt, name))
+        while len(self._hashes) > self._max_names:
+            self._hashes.popitem(last=False)
+
+    def find(self, cache_salt: str, name: str) -> str | None:
+        """Returns the hash of the tenant's latest content under the name, None if unknown."""
+        found = self._hashes.get((cache_salt, name))
+        if found is not None:
+            self._hashes.move_to_end((cache_salt, name))
+        return found
 
 
 class SharedState(Replica):

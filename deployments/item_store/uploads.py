@@ -94,8 +94,7 @@ class Uploads:
     ) -> Upload:
         """`max_age_s`: the client's wish; the settings bound it.
 
-        Raises InvalidRequestError for an empty or too large file, or if there is no room for one more.
-        """
+        Raises InvalidRequestError for an empty or too large file, or if there is no room for one more."""
         try:
             check_size(content, limits=self._limits)
         except InvalidRequestError as error:

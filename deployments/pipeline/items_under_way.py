@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Self, TypeVar
 
 from ray import ObjectRef
@@ -55,8 +54,8 @@ class ItemsUnderWay:
 
     def __init__(self, media: MediaItems, request: PipelineRequest, items: list[LoadedItem]) -> None:
         self._media = media
-        self._request = request
-        self._loaded = items
+        self.request = request
+        self.loaded = items
         self._items: list[_Item] = []
         self._handed_over: list[ItemEmbeddings] = []
         self._pins = ExitStack()
@@ -65,9 +64,7 @@ class ItemsUnderWay:
         self._start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._all.cancel()
         await asyncio.wait([self._all])
         if not self._all.cancelled():
@@ -102,7 +99,7 @@ class ItemsUnderWay:
         node with the data is gone: evict all items and recompute them."""
         await self._finished()
         if [item.ref for item in self._items] == [item.ref for item in self._handed_over]:
-            for loaded, item in zip(self._loaded, self._items, strict=True):
+            for loaded, item in zip(self.loaded, self._items, strict=True):
                 if item.ref is not None:
                     self._media.evict(loaded, item.ref)
             self._start()
@@ -141,10 +138,10 @@ class ItemsUnderWay:
             await self._finished()  # raises, unless another replica made the item
 
     def _start(self) -> None:
-        self._items = [_Item() for _ in self._loaded]
+        self._items = [_Item() for _ in self.loaded]
         work = [
-            item.run(self._media.embeddings_of(self._request, loaded, item.note, self._pins))
-            for item, loaded in zip(self._items, self._loaded, strict=True)
+            item.run(self._media.embeddings_of(self.request, loaded, item.note, self._pins))
+            for item, loaded in zip(self._items, self.loaded, strict=True)
         ]
         self._all = asyncio.create_task(all_or_none(work))
 

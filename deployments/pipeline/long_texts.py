@@ -6,7 +6,6 @@ parser then gets a small body. A mark stands inside the text of its stretch. Cli
 
 import re
 import secrets
-from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -73,20 +72,15 @@ class LongTexts:
 
     def pieces(self, text: str) -> list[bytes]:
         """Returns `text`, with its marks replaced, as ASCII or UTF-8."""
-        return list(self._pieces(text))
+        if not self._stretches or self._nonce not in text:
+            return [text.encode()]
+        pieces: list[bytes] = []
+        for index, part in enumerate(self._mark.split(text)):
+            pieces += self._stretches[int(part, 16)] if index % 2 else [part.encode()]
+        return pieces
 
     def text(self, marked: str) -> str:
-        return b"".join(self._pieces(marked)).decode() if self._stretches and self._nonce in marked else marked
-
-    def _pieces(self, text: str) -> Iterator[bytes]:
-        if not self._stretches or self._nonce not in text:
-            yield text.encode()
-            return
-        for index, part in enumerate(self._mark.split(text)):
-            if index % 2:
-                yield from self._stretches[int(part, 16)]
-            else:
-                yield part.encode()
+        return b"".join(self.pieces(marked)).decode() if self._stretches and self._nonce in marked else marked
 
     def _restored(self, value: Any, *, keeps_media: bool, key: str = "") -> Any:
         if isinstance(value, str):

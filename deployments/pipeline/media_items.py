@@ -11,8 +11,7 @@ from ray import ObjectRef
 
 from raylens.deployments.config import MediaConfig
 from raylens.deployments.item_store.item_states import ContentMissingError, ItemOrder, ItemTrace, OnPending, StoredItem
-from raylens.deployments.item_store.shared_items import ItemSource
-from raylens.deployments.item_store.shared_uploads import SharedUploads
+from raylens.deployments.item_store.shared_items import SharedItems, SharedUploads
 from raylens.deployments.metrics.definitions import IngressMetrics
 from raylens.deployments.pipeline.media_source import UPLOAD_SCHEME, MediaSource
 from raylens.deployments.pipeline.pipeline_request import PipelineRequest
@@ -59,7 +58,7 @@ class MediaItems:
     def __init__(
         self,
         config: MediaConfig,
-        items: ItemSource,
+        items: SharedItems,
         metrics: IngressMetrics,
         uploads: SharedUploads,
         on_reply: Callable[[str], None],
@@ -70,8 +69,7 @@ class MediaItems:
         self._limits = config.limits
         self._fetcher = MediaFetcher(self._limits, config.fetch)
         self._uploads = uploads
-        local_root = config.local_root
-        self._local = LocalMedia(None if local_root is None else Path(local_root), self._limits)
+        self._local = LocalMedia(None if config.local_root is None else Path(config.local_root), self._limits)
         self._items = items
         self._metrics = metrics
         self._on_reply = on_reply
@@ -82,18 +80,15 @@ class MediaItems:
     async def load(self, request: PipelineRequest, processor: ProcessorIdentity) -> list[LoadedItem]:
         """Fetches, checks and hashes the request's items. Raises InvalidRequestError."""
         if len(request.media) > self._limits.max_items:
-            raise InvalidRequestError(
-                f"{len(request.media)} media items, the limit is {self._limits.max_items} per request",
-                field="messages",
-                code="too_many_items",
-            )
+            reason = f"{len(request.media)} media items, the limit is {self._limits.max_items} per request"
+            raise InvalidRequestError(reason, field="messages", code="too_many_items")
         self._check_total_bytes(sum(data.num_bytes for source in request.media if (data := source.data) is not None))
         watch = Stopwatch()
         contents = await self._contents(request)
-        items = [
-            await self._hashed(request, source, content, num_pixels, processor)
-            for source, (content, num_pixels) in zip(request.media, contents, strict=True)
-        ]
+        items = []
+        for source, (content, num_pixels) in zip(request.media, contents, strict=True):
+            hashed_content, item_hash = await self._hashes(request, source, content, processor)
+            items.append(LoadedItem(source, content, num_pixels, hashed_content, item_hash, self._model))
         if items:
             request.trace.times.append(watch.read("media_fetch", process_name()))
         return items
@@ -132,11 +127,8 @@ class MediaItems:
 
     def _check_total_bytes(self, num_bytes: int) -> None:
         if num_bytes > self._limits.max_total_bytes:
-            raise InvalidRequestError(
-                f"{num_bytes} bytes of media, the limit is {self._limits.max_total_bytes} per request",
-                field="messages",
-                code="media_too_large",
-            )
+            reason = f"{num_bytes} bytes of media, the limit is {self._limits.max_total_bytes} per request"
+            raise InvalidRequestError(reason, field="messages", code="media_too_large")
 
     async def _contents(self, request: PipelineRequest) -> list[tuple[bytes | None, int]]:
         """Loads all contents in parallel. The first failure cancels the others. Too many bytes in all are a failure."""
@@ -172,14 +164,10 @@ class MediaItems:
         request.on_fetched(len(content), num_pixels)
         return content, num_pixels
 
-    async def _hashed(
-        self,
-        request: PipelineRequest,
-        source: MediaSource,
-        content: bytes | None,
-        num_pixels: int,
-        processor: ProcessorIdentity,
-    ) -> LoadedItem:
+    async def _hashes(
+        self, request: PipelineRequest, source: MediaSource, content: bytes | None, processor: ProcessorIdentity
+    ) -> tuple[str, str]:
+        """Returns the hash of an item's content, and the item's in both caches."""
         if content is not None:
             hashed_content = await asyncio.to_thread(content_hash, content)
         else:
@@ -198,7 +186,7 @@ class MediaItems:
             is_precomputed=source.is_precomputed,
             cache_salt=request.cache_salt,
         )
-        return LoadedItem(source, content, num_pixels, hashed_content, item_hash, self._model)
+        return hashed_content, item_hash
 
 
 async def all_or_none(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
@@ -239,8 +227,5 @@ def _of_item(error: InvalidRequestError, request: PipelineRequest, source: Media
 
 
 def _not_cached(source: MediaSource) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"no item is kept under the uuid {(source.uuid or '')[:100]!r} (any more): send it once again",
-        field=source.field,
-        code="media_not_cached",
-    )
+    reason = f"no item is kept under the uuid {(source.uuid or '')[:100]!r} (any more): send it once again"
+    return InvalidRequestError(reason, field=source.field, code="media_not_cached")

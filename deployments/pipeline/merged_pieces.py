@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
+from raylens.deployments.pipeline.media_items import all_or_none
 from raylens.deployments.wire.stage_messages import GeneratedText
 
 PieceStream = AsyncGenerator[list[GeneratedText]]
@@ -20,20 +21,12 @@ async def merged(streams: Sequence[PieceStream], *, num_answers: int) -> PieceSt
             async for pieces in stream:
                 ready.put_nowait([replace(one, index=one.index + number * num_answers) for one in pieces])
 
-    async def pass_all_on() -> None:
-        async with asyncio.TaskGroup() as group:
-            for number, stream in enumerate(streams):
-                group.create_task(pass_on(number, stream))
-
-    work = asyncio.create_task(pass_all_on())
+    work = asyncio.create_task(all_or_none([pass_on(number, stream) for number, stream in enumerate(streams)]))
     work.add_done_callback(lambda _: ready.put_nowait(None))
     try:
         while (pieces := await ready.get()) is not None:
             yield pieces
-        try:
-            await work
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+        await work
     finally:
         work.cancel()
         await asyncio.wait([work])

@@ -9,8 +9,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from raylens.deployments.config import MediaConfig
 from raylens.deployments.item_store.early_result import Announce, EarlyResult
-from raylens.deployments.item_store.shared_items import ItemSource
-from raylens.deployments.item_store.shared_uploads import SharedUploads
+from raylens.deployments.item_store.shared_items import SharedItems, SharedUploads
 from raylens.deployments.metrics.definitions import IngressMetrics
 from raylens.deployments.pipeline.items_under_way import Infos, ItemsUnderWay
 from raylens.deployments.pipeline.media_items import LoadedItem, MediaItems, all_or_none
@@ -20,7 +19,6 @@ from raylens.deployments.pipeline.turns import Turns
 from raylens.deployments.ray_internals.handles import by_grpc, objects_of
 from raylens.deployments.routing.prefix_router import PromptAffinity
 from raylens.deployments.routing.prompt_affinity import affinity_of
-from raylens.deployments.stages.hand_over import ItemEmbeddings
 from raylens.deployments.stages.stage_calls import StageCalls, StageFailedError, with_pending
 from raylens.deployments.wire.piece_connection import PieceAddress
 from raylens.deployments.wire.stage_messages import GeneratedText, UnrenderedPrompt
@@ -42,7 +40,7 @@ class Pipeline:
         config: MediaConfig,
         preprocess: DeploymentHandle[Any],
         generate: DeploymentHandle[Any],
-        items: ItemSource,
+        items: SharedItems,
         metrics: IngressMetrics,
         uploads: SharedUploads,
         turns: Turns,
@@ -76,11 +74,11 @@ class Pipeline:
         Raises InvalidRequestError for a mistake of the client, a StageError for a failure of the server."""
         items = await self._items.load(request, processor)
         async with ItemsUnderWay(self._items, request, items) as under_way, AsyncExitStack() as opened:
-            unrendered = await self._unrendered(request, items, under_way)
+            unrendered = await self._unrendered(under_way)
             if unrendered is not None:
-                ready, answers = await self._begin_unrendered(request, items, under_way, unrendered, opened)
+                ready, answers = await self._begin_unrendered(under_way, unrendered, opened)
             else:
-                ready, answers = await self._render_and_begin(request, items, under_way, opened)
+                ready, answers = await self._render_and_begin(under_way, opened)
             while ready:
                 if any(piece.finish_reason is not None for piece in ready):
                     await under_way.settled()
@@ -109,11 +107,6 @@ class Pipeline:
         await self._receiver.close()
         await self._items.close()
 
-    def _rendering(self, request: PipelineRequest, items: Sequence[LoadedItem], under_way: ItemsUnderWay) -> Rendering:
-        return Rendering(
-            lambda announce: self._render(request, items, under_way.with_infos, announce), lambda prompt: prompt
-        )
-
     async def _render(
         self,
         request: PipelineRequest,
@@ -135,39 +128,35 @@ class Pipeline:
         request.trace.prompt_token_ids = prompt.prompt_token_ids
         return prompt
 
-    async def _unrendered(
-        self, request: PipelineRequest, items: Sequence[LoadedItem], under_way: ItemsUnderWay
-    ) -> UnrenderedPrompt | None:
+    async def _unrendered(self, under_way: ItemsUnderWay) -> UnrenderedPrompt | None:
         """Returns the prompt for Generate to render. None: it is long, or Preprocess still works on one of its
         items."""
+        request, items = under_way.request, under_way.loaded
         infos = await under_way.processed_infos() if items else []
         if infos is None or not request.is_short(sum(len(info.expansion.token_ids) for info in infos)):
             return None
         return UnrenderedPrompt(request.prompt, request.truncation, tuple(item.mm_hash for item in items), tuple(infos))
 
     async def _begin_unrendered(
-        self,
-        request: PipelineRequest,
-        items: Sequence[LoadedItem],
-        under_way: ItemsUnderWay,
-        unrendered: UnrenderedPrompt,
-        opened: AsyncExitStack,
+        self, under_way: ItemsUnderWay, unrendered: UnrenderedPrompt, opened: AsyncExitStack
     ) -> Begun:
-        begun = self._begin(request, items, under_way, lambda: unrendered, opened)
+        begun, items = self._begin(under_way, lambda: unrendered, opened), under_way.loaded
         if not items:
             return await begun
-        async with _naming_item(items, lambda: self._render(request, items, under_way.with_infos)):
+        async with _naming_item(items, lambda: self._render(under_way.request, items, under_way.with_infos)):
             return await under_way.meanwhile(begun)
 
-    async def _render_and_begin(
-        self, request: PipelineRequest, items: list[LoadedItem], under_way: ItemsUnderWay, opened: AsyncExitStack
-    ) -> Begun:
+    async def _render_and_begin(self, under_way: ItemsUnderWay, opened: AsyncExitStack) -> Begun:
         """Has Preprocess render the prompt. See `_begin` for the rest."""
-        rendering = await opened.enter_async_context(aclosing(self._rendering(request, items, under_way)))
+        request, items = under_way.request, under_way.loaded
+        rendering = Rendering(
+            lambda announce: self._render(request, items, under_way.with_infos, announce), lambda prompt: prompt
+        )
+        await opened.enter_async_context(aclosing(rendering))
 
         async def begin(prompt: ProcessedPrompt | ObjectRef) -> Begun:
             # A retry sends the prompt itself: the referenced object may be lost with its node.
-            return await self._begin(request, items, under_way, lambda: rendering.result_or(prompt), opened)
+            return await self._begin(under_way, lambda: rendering.result_or(prompt), opened)
 
         async with _naming_item(items, rendering.result):
             begun = await under_way.meanwhile(with_pending(rendering.early, rendering.result, begin))
@@ -175,23 +164,18 @@ class Pipeline:
             return begun
 
     async def _begin(
-        self,
-        request: PipelineRequest,
-        items: Sequence[LoadedItem],
-        under_way: ItemsUnderWay,
-        prompt: Callable[[], GivenPrompt],
-        opened: AsyncExitStack,
+        self, under_way: ItemsUnderWay, prompt: Callable[[], GivenPrompt], opened: AsyncExitStack
     ) -> Begun:
         """Calls Generate once all items are being encoded. Each attempt calls `prompt`. `opened` closes the returned
         generator."""
-        affinity = None
+        request, affinity = under_way.request, None
         if self._chooses_by_prefix:
-            mm_hashes = [item.mm_hash for item in items]
+            mm_hashes = [item.mm_hash for item in under_way.loaded]
             affinity = affinity_of(request.prompt, mm_hashes, salt=request.prefix_salt, key=request.cache_key)
         await under_way.started()
         answers = self._calls.stream(
             "generate",
-            lambda: self._answers(request, prompt(), under_way.hand_over(), affinity),
+            lambda: self._answers(under_way, prompt(), affinity),
             under_way.make_lost_again,
         )
         await opened.enter_async_context(aclosing(answers))
@@ -200,29 +184,18 @@ class Pipeline:
             raise StageFailedError("generate", "the generate stage gave no answer")
         return ready, answers
 
-    def _answers(
-        self,
-        request: PipelineRequest,
-        prompt: GivenPrompt,
-        embeddings: list[ItemEmbeddings],
-        affinity: PromptAffinity | None,
-    ) -> AnswerStream:
+    def _answers(self, under_way: ItemsUnderWay, prompt: GivenPrompt, affinity: PromptAffinity | None) -> AnswerStream:
+        request, embeddings = under_way.request, under_way.hand_over()
         has_references = embeddings or not isinstance(prompt, UnrenderedPrompt)
         handle = self._generate if has_references else self._generate_text
         if affinity is not None:
             handle = handle.options(session_id=affinity.session_id)
 
+        options = {"cache_salt": request.cache_salt, "priority": request.priority, "adapter": request.adapter}
+
         def start(address: PieceAddress) -> DeploymentResponse[None]:
             return handle.generate.remote(
-                request.request_id,
-                prompt,
-                request.params,
-                embeddings,
-                address,
-                request.context,
-                cache_salt=request.cache_salt,
-                priority=request.priority,
-                adapter=request.adapter,
+                request.request_id, prompt, request.params, embeddings, address, request.context, **options
             )
 
         return self._receiver.call(start, request.cache_salt)

@@ -30,10 +30,6 @@ class RequestTrace:
         self.times = []
         self.num_processor_cache_hits = self.num_embedding_cache_hits = 0
 
-    @property
-    def stage_seconds(self) -> dict[str, float]:
-        return seconds_by_stage(self.times)
-
 
 def seconds_by_stage(times: Iterable[StageTime]) -> dict[str, float]:
     """Returns the seconds of each stage of the waterfall. Items and prompts run in parallel, so the slowest one

@@ -6,21 +6,18 @@ of the prompt. Any other prompt goes by rendezvous hashing of its key. All ingre
 its replica even if its turns arrive at different ingresses. In both cases, the router passes over a replica with far
 more calls than the others while another one has room ("consistent hashing with bounded loads", Mirrokni et al., 2016).
 
-    serve.deployment(Generate, ..., request_router_config=prefix_routing())
+    serve.deployment(Generate, ..., request_router_config=room_routing(PrefixRouter))
     handle.options(session_id=PromptAffinity(key, marks).session_id).generate.remote(...)"""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Self
 
-from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest, RunningReplica
 
-from raylens.deployments.routing.rendezvous import rank
-from raylens.deployments.routing.replica_choice import Load
-from raylens.deployments.routing.room_router import RoomRouter, room_routing
+from raylens.deployments.routing.replica_choice import Load, rank
+from raylens.deployments.routing.room_router import RoomRouter
 
 _MOST_MARKS = 65_536
 """Marks in an ingress's index. The oldest are dropped, as replicas drop their oldest blocks."""
@@ -115,8 +112,3 @@ class PrefixRouter(RoomRouter):
         if session_id := pending_request.metadata.session_id:
             self._index.add(PromptAffinity.of(session_id).marks, replica.replica_id.unique_id)
         return replica
-
-
-def prefix_routing(*, limits: Mapping[str, int] = MappingProxyType({})) -> RequestRouterConfig:
-    """Returns a deployment's `request_router_config`. `limits`: see `room_routing`."""
-    return room_routing(router=PrefixRouter, limits=limits)

@@ -70,8 +70,7 @@ class RoomRouter(ChoosingRouter):
     """Routes by load; takes `limits` as `request_router_kwargs`.
 
     Ray's cache of loads forgets calls in flight: a probe's answer replaces the count and omits calls with pending
-    arguments. So the router counts its own unfinished calls.
-    """
+    arguments. So the router counts its own unfinished calls."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -148,8 +147,7 @@ class RoomRouter(ChoosingRouter):
     async def _try_once(self, pending_request: PendingRequest, attempt: int) -> RunningReplica | None:
         """Returns the best replica with known room. First probes better replicas without a report, and full ones.
 
-        Each answer restarts the choice, because other calls waited for the same answer.
-        """
+        Each answer restarts the choice, because other calls waited for the same answer."""
         asked: set[ReplicaID] = set()
         while True:
             unasked: list[RunningReplica] = []
@@ -180,8 +178,7 @@ class RoomRouter(ChoosingRouter):
         """Probes each replica's load. Concurrent calls share one probe per replica."""
         for replica in replicas:
             if replica.replica_id not in self._probes:
-                probe = asyncio.create_task(self.probe(replica, attempt))
-                self._probes[replica.replica_id] = probe
+                probe = self._probes[replica.replica_id] = asyncio.create_task(self.probe(replica, attempt))
                 probe.add_done_callback(partial(self._end_probe, replica.replica_id))
         return [self._probes[replica.replica_id] for replica in replicas]
 
@@ -192,7 +189,7 @@ class RoomRouter(ChoosingRouter):
 
 
 def room_routing(
-    *, router: type[RoomRouter] = RoomRouter, limits: Mapping[str, int] = MappingProxyType({})
+    router: type[RoomRouter] = RoomRouter, *, limits: Mapping[str, int] = MappingProxyType({})
 ) -> RequestRouterConfig:
     """Returns a deployment's `request_router_config`. `limits`: by method, the calls of any kind at which a replica
     gets no further call of this method."""

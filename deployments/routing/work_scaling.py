@@ -78,8 +78,7 @@ def with_queued(amount: float, num_calls: float, num_queued: float) -> float:
     """Returns the work of calls in replicas plus that of queued calls, which are assumed to have the same mean.
 
     Queued work counts as 0 while no replica has reported a call: a replica with room gets the queue before its next
-    report.
-    """
+    report."""
     return amount * (1 + num_queued / num_calls) if num_calls > 0 else amount
 
 

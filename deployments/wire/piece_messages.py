@@ -40,8 +40,7 @@ def unpack_piece(packed: bytes) -> GeneratedText:
 
 
 def pack_message(sent: Sequence[SentPieces]) -> bytes:
-    body: bytes = msgpack.packb(sent)
-    return frame(body)
+    return frame(msgpack.packb(sent))
 
 
 async def read_message(reader: asyncio.StreamReader) -> list[SentPieces]:

@@ -65,7 +65,8 @@ class PrivatePort:
         self._accepting: asyncio.Task[None] | None = None
         self._newcomers: dict[asyncio.Task[None], None] = {}
         self._connections: set[asyncio.Task[None]] = set()
-        self._refusals = _Refusals()
+        self._num_untold_refusals = 0
+        self._refusals_told_at = -_QUIET_SECONDS
 
     async def open(self) -> None:
         """Listens on this node's cluster address."""
@@ -106,7 +107,7 @@ class PrivatePort:
                 oldest = next(iter(self._newcomers))
                 del self._newcomers[oldest]
                 oldest.cancel()
-                self._refusals.note("too many newer ones arrived before its proof of the token")
+                self._note_refusal("too many newer ones arrived before its proof of the token")
             self._newcomers[loop.create_task(self._receive(connection))] = None
             await asyncio.sleep(0)
 
@@ -125,7 +126,7 @@ class PrivatePort:
                 self._connections.add(task)
                 await self._serve(reader, writer)
             else:
-                self._refusals.note(f"{peer} does not know the token")
+                self._note_refusal(f"{peer} does not know the token")
         except (OSError, asyncio.IncompleteReadError):
             pass  # the other end is gone, or gave no proof in time
         except MalformedMessageError as error:
@@ -137,20 +138,13 @@ class PrivatePort:
             self._connections.discard(task)
             (writer or connection).close()
 
-
-class _Refusals:
-    """Logs refused connections, rate-limited."""
-
-    def __init__(self) -> None:
-        self._num_untold = 0
-        self._told_at = -_QUIET_SECONDS
-
-    def note(self, reason: str) -> None:
-        self._num_untold += 1
+    def _note_refusal(self, reason: str) -> None:
+        """Logs refused connections, rate-limited."""
+        self._num_untold_refusals += 1
         now = asyncio.get_running_loop().time()
-        if now - self._told_at >= _QUIET_SECONDS:
-            logger.warning("refused %d connections, the last one because %s", self._num_untold, reason)
-            self._num_untold, self._told_at = 0, now
+        if now - self._refusals_told_at >= _QUIET_SECONDS:
+            logger.warning("refused %d connections, the last one because %s", self._num_untold_refusals, reason)
+            self._num_untold_refusals, self._refusals_told_at = 0, now
 
 
 def _notice_lost_nodes(writer: Writer) -> None:

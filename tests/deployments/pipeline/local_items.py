@@ -6,11 +6,12 @@ from ray import ObjectRef
 
 from raylens.deployments.item_store.item_maker import ItemMaker
 from raylens.deployments.item_store.item_states import ItemOrder, MadeItem, OnPending
-from raylens.deployments.item_store.named_contents import NamedContents
+from raylens.deployments.item_store.shared_items import SharedItems
+from raylens.deployments.item_store.store import NamedContents
 
 
-class LocalItems:
-    """See `raylens.deployments.item_store.shared_items.ItemSource`."""
+class LocalItems(SharedItems):
+    """The same methods, on an ItemMaker of this process."""
 
     def __init__(self, maker: ItemMaker) -> None:
         self.maker = maker

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from raylens.deployments.pipeline.merged_pieces import merged
+from raylens.deployments.pipeline.pipeline_request import seconds_by_stage
 from raylens.deployments.stages.engine_loop import EngineDiedError
 from raylens.deployments.stages.stage_calls import StageFailedError, StageUnavailableError
 from raylens.deployments.wire.stage_messages import GeneratedText, UnrenderedPrompt
@@ -43,9 +44,9 @@ async def test_a_request_goes_through_every_stage_once_and_its_trace_tells_of_it
     assert await ask(stages, sent) == "red"
     assert stages.calls == [P, E, G]
     assert sent.trace.prompt_token_ids == [1]
-    assert sent.trace.stage_seconds["prefill"] == 0.5
-    assert sent.trace.stage_seconds["render"] == 0.25
-    assert {"media_fetch", "render", "encode"} <= sent.trace.stage_seconds.keys()
+    assert seconds_by_stage(sent.trace.times)["prefill"] == 0.5
+    assert seconds_by_stage(sent.trace.times)["render"] == 0.25
+    assert {"media_fetch", "render", "encode"} <= seconds_by_stage(sent.trace.times).keys()
 
 
 async def test_an_answer_that_is_faster_than_the_news_of_its_items_waits_for_these(
@@ -62,7 +63,7 @@ async def test_an_answer_that_is_faster_than_the_news_of_its_items_waits_for_the
     sent = request()
     async with aclosing(answer(StandInStages(), sent)) as pieces:
         async for piece in pieces:
-            assert ("encode" in sent.trace.stage_seconds) == (piece.finish_reason is not None)
+            assert ("encode" in seconds_by_stage(sent.trace.times)) == (piece.finish_reason is not None)
 
 
 async def test_what_preprocess_makes_goes_on_without_waiting_for_the_ingress_to_hear_of_it() -> None:

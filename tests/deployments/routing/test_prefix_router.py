@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from raylens.deployments.pipeline.pipeline_request import PipelineRequest
 from raylens.deployments.routing.prefix_router import MarkIndex, PrefixRouter, PromptAffinity, spill_order
 from raylens.deployments.routing.prompt_affinity import affinity_of
-from raylens.deployments.routing.rendezvous import rank
-from raylens.deployments.routing.replica_choice import Load
+from raylens.deployments.routing.replica_choice import Load, rank
 from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, TextPrompt, TokensPrompt
 from tests.made_up_router import Router

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylens.deployments.routing.rendezvous import rank
+from raylens.deployments.routing.replica_choice import rank
 
 KEYS = [f"key-{number}" for number in range(40)]
 
@@ -50,7 +50,7 @@ def test_keys_are_spread_evenly(num_replicas: int) -> None:
 
 def test_every_process_ranks_alike() -> None:
     replicas = [f"replica-{number}" for number in range(5)]
-    code = "from raylens.deployments.routing.rendezvous import rank; "
+    code = "from raylens.deployments.routing.replica_choice import rank; "
     code += f"print([rank(key, {replicas}) for key in {KEYS}])"
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
