@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from raylens.cpu_kernels.thread_backoff import ThreadBackoff
-from raylens.cpu_kernels.threads import set_num_threads, usable_cores
+from raylens.cpu_kernels.threads import ThreadBackoff, set_num_threads, usable_cores
 from raylens.encoder.activation_memory import peak_activation_bytes
 from raylens.encoder.config import EncoderConfig
 from raylens.encoder.loader import load_vision_half

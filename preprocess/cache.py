@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 V = TypeVar("V")
@@ -21,14 +21,13 @@ class CacheStats:
     num_bytes: int = 0
 
 
+@dataclass(eq=False)
 class _Flight(Generic[V, EarlyT]):
     """One running computation, with a listener for each request that waits for it."""
 
-    task: asyncio.Task[tuple[V, int]]
-
-    def __init__(self) -> None:
-        self.listeners: list[Callable[[EarlyT], None]] = []
-        self.announced: list[EarlyT] = []  # the latest announcement, or nothing
+    task: asyncio.Task[tuple[V, int]] = field(init=False)
+    listeners: list[Callable[[EarlyT], None]] = field(default_factory=list)
+    announced: list[EarlyT] = field(default_factory=list)  # the latest announcement, or nothing
 
     def announce(self, news: EarlyT) -> None:
         self.announced[:] = [news]

@@ -53,6 +53,10 @@ def invalid_media(reason: str, code: str) -> InvalidRequestError:
     return InvalidRequestError(reason, field="media", code=code)
 
 
+def invalid_option(name: str, reason: str) -> InvalidRequestError:
+    return InvalidRequestError(reason, field=f"mm_processor_kwargs.{name}", code="invalid_option")
+
+
 class ChatTemplateError(RuntimeError):
     """The model's own chat template fails, which a client cannot fix. The message holds no internals."""
 

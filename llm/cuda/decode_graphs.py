@@ -118,13 +118,6 @@ class DecodeGraphs:
                 slot_mapping=wide[:, _SLOT].contiguous(),
                 logits_rows=self._logits_rows[:size],
                 embed_rows=self._logits_rows[:0],
-                embeds=[],
-                block_tables=[],
-                query_lengths=[],
-                context_lengths=[],
-                prompt_lengths=[],
-                span_members=[],
-                scored=[],
             )
             return self._forward(step, self._attention.prepare_decodes(step.slot_mapping, contexts, self._max_length))
 

@@ -9,7 +9,7 @@ from PIL import Image
 from raylens.preprocess.field_layout import Fields, Outputs, first_row
 from raylens.preprocess.media import MediaLimits, decode_image
 from raylens.preprocess.prompt_updates import FrameInsertion, PromptReplacement, PromptUpdate
-from raylens.preprocess.schema import InvalidRequestError, ItemTensors
+from raylens.preprocess.schema import ItemTensors, invalid_option
 
 HFProcessor: TypeAlias = Any
 """The model's Hugging Face processor (a ProcessorMixin), which is not typed."""
@@ -150,7 +150,3 @@ def bounded(*names: str, bounds: Callable[[HFProcessor], tuple[int, int]] | None
         return parse
 
     return {name: option(name) for name in names}
-
-
-def invalid_option(name: str, reason: str) -> InvalidRequestError:
-    return InvalidRequestError(reason, field=f"mm_processor_kwargs.{name}", code="invalid_option")

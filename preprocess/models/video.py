@@ -9,18 +9,9 @@ from transformers.video_utils import VideoMetadata
 
 from raylens.preprocess.field_layout import Outputs, blank_pixels, first_row
 from raylens.preprocess.media import MediaLimits, VideoLimits, check_shape
-from raylens.preprocess.models.family import (
-    DEFAULT_FRAMES,
-    HFProcessor,
-    Kwargs,
-    Modality,
-    Option,
-    Size,
-    bounded,
-    invalid_option,
-)
+from raylens.preprocess.models.family import DEFAULT_FRAMES, HFProcessor, Kwargs, Modality, Option, Size, bounded
 from raylens.preprocess.prompt_updates import PromptReplacement
-from raylens.preprocess.schema import invalid_media
+from raylens.preprocess.schema import invalid_media, invalid_option
 from raylens.preprocess.video import DecodedVideo, decode_video
 
 MAX_FPS = 30
