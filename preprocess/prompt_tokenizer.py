@@ -75,6 +75,17 @@ class PromptTokenizer:
         ids = token_ids(encode_marked_chat(self._tokenizer, text))
         return np.concatenate([self.prefix, ids, self.suffix]) if add_special_tokens else ids
 
+    def split_prefix(self, ids: TokenIds) -> tuple[TokenIds, TokenIds]:
+        """Returns the tokenizer's own prefix, empty if `ids` do not begin with it, and the rest."""
+        size = len(self.prefix)
+        return (ids[:size], ids[size:]) if np.array_equal(ids[:size], self.prefix) else (ids[:0], ids)
+
+    def without_special_tokens(self, ids: TokenIds) -> TokenIds:
+        """Returns `ids` without the tokenizer's own prefix and suffix."""
+        _, ids = self.split_prefix(ids)
+        size = len(self.suffix)
+        return ids[: len(ids) - size] if size and np.array_equal(ids[-size:], self.suffix) else ids
+
     def decode(self, ids: TokenIds) -> str:
         """Returns the text of ids at the start of a prompt."""
         text: str = self._tokenizer.decode(ids.tolist(), clean_up_tokenization_spaces=False)

@@ -157,7 +157,7 @@ def _length_before(ids: TokenIds, offset: int, expansion: ItemExpansion, tokeniz
 
 def _place_items(ids: TokenIds, items: Sequence[Item], rules: PromptRules, tokenizer: PromptTokenizer) -> list[Piece]:
     """Returns the prompt cut at its targets, with a Slot for every item."""
-    prefix, rest = _split_prefix(ids, tokenizer)
+    prefix, rest = tokenizer.split_prefix(ids)
     pieces: list[Piece] = [prefix, Opening(rest)]
     for modality, update in rules.updates.items():
         slots = [Slot(index) for index, (name, _) in enumerate(items) if name == modality]
@@ -244,18 +244,6 @@ def _opens_with(pieces: list[Piece], ids: TokenIds) -> bool:
         if len(opening):
             return np.array_equal(opening[: len(ids)], ids)
     return False
-
-
-def _split_prefix(ids: TokenIds, tokenizer: PromptTokenizer) -> tuple[TokenIds, TokenIds]:
-    size = len(tokenizer.prefix)
-    return (ids[:size], ids[size:]) if np.array_equal(ids[:size], tokenizer.prefix) else (ids[:0], ids)
-
-
-def without_special_tokens(ids: TokenIds, tokenizer: PromptTokenizer) -> TokenIds:
-    """Returns `ids` without the tokenizer's own prefix and suffix."""
-    _, ids = _split_prefix(ids, tokenizer)
-    size = len(tokenizer.suffix)
-    return ids[: len(ids) - size] if size and np.array_equal(ids[-size:], tokenizer.suffix) else ids
 
 
 def _target_ids(target: str, tokenizer: PromptTokenizer) -> TokenIds | None:

@@ -14,13 +14,7 @@ from raylens.preprocess.message_contents import Placeholder
 from raylens.preprocess.models.family import HFProcessor, ProcessorFamily
 from raylens.preprocess.prompt_tokenizer import PromptTokenizer, TokenIds
 from raylens.preprocess.prompt_truncation import Extent, truncate_left
-from raylens.preprocess.prompt_updates import (
-    PromptReplacement,
-    PromptRules,
-    PromptUpdate,
-    apply_updates,
-    without_special_tokens,
-)
+from raylens.preprocess.prompt_updates import PromptReplacement, PromptRules, PromptUpdate, apply_updates
 
 _MAX_CUT_CONTEXTS = 16
 """The length limit of a prompt to be truncated, in contexts: the part that is cut off is tokenised, too."""
@@ -134,7 +128,7 @@ class PromptRenderer:
         comes with media. `is_cut`: the prompt may exceed the context, because it is truncated afterwards."""
         if isinstance(prompt, schema.TokensPrompt):
             ids = self._rewritten_ids(self._checked_ids(prompt.token_ids, is_cut=is_cut), add_special_tokens)
-            return ids if add_special_tokens else without_special_tokens(ids, self._tokenizer)
+            return ids if add_special_tokens else self._tokenizer.without_special_tokens(ids)
         try:
             if isinstance(prompt, schema.TextPrompt | schema.InterleavedPrompt):
                 text = self._plain_text(prompt, has_items=has_items)
@@ -210,7 +204,7 @@ class PromptRenderer:
         """Returns the ids of the rewritten text, or the client's own ids if the text stays the same."""
         if self._family.rewrite_text is None:
             return ids
-        text = self._tokenizer.decode(without_special_tokens(ids, self._tokenizer))
+        text = self._tokenizer.decode(self._tokenizer.without_special_tokens(ids))
         rewritten = self._rewritten(text)
         return ids if rewritten == text else self._tokenizer.encode(rewritten, add_special_tokens=add_special_tokens)
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from raylens.deployments.api.wire import Accepted, Name, Url, WireModel
+from raylens.deployments.api.wire import Accepted, Name, WireModel
 from raylens.deployments.pipeline.media_source import MediaSource, upload_url
 
 
@@ -51,12 +51,12 @@ Detail = Literal["auto", "low", "high", "original"]
 class ImageUrl(WireModel):
     """A `data:` or `http(s):` URL, or a `file:` URL if the server has a folder for files."""
 
-    url: Url
+    url: Annotated[str, StringConstraints(strip_whitespace=True)]
     detail: Detail | None = None
 
 
 class VideoUrl(WireModel):
-    url: Url
+    url: Annotated[str, StringConstraints(strip_whitespace=True)]
 
 
 def _object_of(value: object) -> object:
