@@ -3,8 +3,7 @@
 On a core shared with another process, compute-bound work waits for its slowest thread and slows the other process down.
 Two figures together show contended cores: involuntary context switches, and a CPU time below the elapsed time. Neither
 suffices alone. Short tasks of other processes cause many switches but take little time, and CPU time is also low while
-a part of the work has only one thread. The system's idle time shows free cores.
-"""
+a part of the work has only one thread. The system's idle time shows free cores."""
 
 import math
 import os

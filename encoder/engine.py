@@ -96,8 +96,7 @@ class EncoderEngine:
         wait, in seconds of `time.perf_counter`; None: now.
 
         Raises InvalidRequestError for an unsupported modality, and for an item with a segment of more patches than
-        `max_segment_patches`.
-        """
+        `max_segment_patches`."""
         request = self._request(request_id, modality, tensors, arrival)
         num_patches = _largest_segment(request)
         if self.max_segment_patches is not None and num_patches > self.max_segment_patches:
@@ -139,8 +138,7 @@ class EncoderEngine:
         segment that failed.
 
         With both parts on one GPU a step launches a batch while the previous one runs, and returns the previous batch's
-        outputs. The first step then returns none.
-        """
+        outputs. The first step then returns none."""
         if batch := self._scheduler.schedule():
             self._launched.append(self._launch(batch))
             if len(self._launched) <= self._staging.look_ahead:

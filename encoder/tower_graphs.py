@@ -2,8 +2,7 @@
 
 A graph reads and writes the same memory each time. One graph exists for each of some numbers of tiles, recorded on
 first use, and a batch takes the smallest graph that fits. A larger batch runs without a graph, because it keeps the GPU
-busy for longer than the host needs to launch its kernels.
-"""
+busy for longer than the host needs to launch its kernels."""
 
 import logging
 from collections.abc import Callable

@@ -39,8 +39,7 @@ class ItemCache(Generic[V, EarlyT]):
     """Keeps the most recently used items, up to `capacity_bytes` in all. For use from one event loop.
 
     A value may be a reference to the data; `create` reports the size. EarlyT: the type of announcements during the
-    computation of a value.
-    """
+    computation of a value."""
 
     def __init__(self, capacity_bytes: int, on_evicted: Callable[[V], None] = lambda value: None) -> None:
         """`on_evicted` gets each value that is evicted for lack of room."""
@@ -70,8 +69,7 @@ class ItemCache(Generic[V, EarlyT]):
 
         Concurrent callers with one key share one call of `create`. The call is cancelled when its last caller is
         cancelled. If it fails, all callers get its error and nothing is cached. `on_announced` gets the announcements
-        of `create` while the caller waits; a later caller gets the latest announcement at once.
-        """
+        of `create` while the caller waits; a later caller gets the latest announcement at once."""
         self.stats.queries += 1
         if key in self._entries:
             self._entries.move_to_end(key)

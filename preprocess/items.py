@@ -55,8 +55,7 @@ class ItemProcessor:
 
         `num_in_prompt`: the number of items of the modality in the item's prompt, cached ones included. `options`: the
         client's settings. Returns the item's metadata and its tensors, floating-point ones in the encoder's dtype.
-        Raises InvalidRequestError if the item cannot be decoded or breaks a limit, or an option is wrong.
-        """
+        Raises InvalidRequestError if the item cannot be decoded or breaks a limit, or an option is wrong."""
         rules, kwargs = self._chosen(modality, options, num_in_prompt)
         watch = schema.Stopwatch()
         decoded = rules.decode(self._processor, content, self._limits, kwargs)
@@ -78,8 +77,7 @@ class ItemProcessor:
         """Checks an item processed by the client, see `preprocess/precomputed.py`. Returns the same as `process`.
 
         Raises InvalidRequestError if its tensors do not fit this model or the picture's size, or hold numbers that are
-        not finite.
-        """
+        not finite."""
         rules, kwargs = self._chosen(modality, options, num_in_prompt)
         if modality != "image":
             raise schema.InvalidRequestError(f"only images may be sent as tensors, not a {modality}", field="media")
@@ -146,8 +144,7 @@ class ItemProcessor:
         """Returns the expansion of an item of `size` in a prompt, computed without pixels.
 
         A video's `size` counts sampled frames. Their timestamps are invented: the number of embeddings is exact, but a
-        prompt with timestamps has another text for a real video.
-        """
+        prompt with timestamps has another text for a real video."""
         rules, kwargs = self._chosen(modality, options, num_in_prompt)
         return self._expansion(modality, rules, rules.size_outputs(self._processor, *size, kwargs), kwargs)
 

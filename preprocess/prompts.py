@@ -65,8 +65,7 @@ class PromptRenderer:
 
         A prompt as text and the same prompt as ids give the same result. `truncation` cuts a too long prompt from the
         left. Raises InvalidRequestError if placeholders and items do not match, or if the context has no room left for
-        an answer.
-        """
+        an answer."""
         started = time.perf_counter()
         limit = None if truncation is None else self._limit(truncation)
         try:

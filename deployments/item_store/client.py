@@ -11,9 +11,17 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from raylens.deployments.item_store import messages
 from raylens.deployments.item_store.codec import pack, read
 from raylens.deployments.item_store.item_states import OnPending
+from raylens.deployments.item_store.messages import (
+    FROM_SHARD,
+    Close,
+    Failed,
+    FromIngress,
+    FromShard,
+    Pending,
+    Result,
+)
 from raylens.deployments.routing.rendezvous import rank
 from raylens.deployments.stages.stage_calls import StageUnavailableError
 from raylens.deployments.wire.private_port import MalformedMessageError, PortAddress, Reader, Writer, connect
@@ -59,12 +67,12 @@ class Shards:
         first = rank(key, self._handles)[0]
         return await self._present(lambda: self._connections.get(first))
 
-    def send(self, key: str, message: messages.FromIngress) -> None:
+    def send(self, key: str, message: FromIngress) -> None:
         """Sends to the nearest shard; drops the message if no shard is reachable."""
         if (connection := self._nearest(key)) is not None:
             connection.send(message)
 
-    def send_to_all(self, message: messages.FromIngress) -> None:
+    def send_to_all(self, message: FromIngress) -> None:
         for connection in self._connections.values():
             connection.send(message)
 
@@ -113,7 +121,7 @@ class ShardConnection:
         """Dispatches the shard's messages. Returns when the connection is lost or invalid."""
         try:
             while True:
-                self._take(await read(reader, messages.FROM_SHARD))
+                self._take(await read(reader, FROM_SHARD))
         except (OSError, asyncio.IncompleteReadError):
             pass
         except MalformedMessageError as error:
@@ -126,20 +134,17 @@ class ShardConnection:
                 if not answer.done():
                     answer.set_exception(ShardLostError(f"shard {self._shard} is lost"))
 
-    def send(self, message: messages.FromIngress) -> None:
+    def send(self, message: FromIngress) -> None:
         if not self._writer.is_closing():
             self._writer.write(pack(message))
 
     async def ask(
-        self,
-        message: Callable[[int], messages.FromIngress],
-        pins: ExitStack,
-        on_pending: OnPending = lambda pending: None,
+        self, message: Callable[[int], FromIngress], pins: ExitStack, on_pending: OnPending = lambda pending: None
     ) -> Any:
         """Sends `message(number)` and returns its result. The shard keeps the referenced data until `pins` is closed.
         Raises the shard's error, or ShardLostError."""
         number = next(self._numbers)
-        pins.callback(self.send, messages.Close(number))
+        pins.callback(self.send, Close(number))
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         self._listeners[number] = on_pending
         try:
@@ -148,13 +153,13 @@ class ShardConnection:
         finally:
             del self._answers[number], self._listeners[number]
 
-    def _take(self, message: messages.FromShard) -> None:
+    def _take(self, message: FromShard) -> None:
         match message:
-            case messages.Pending(number, item) if self._is_awaited(number):
+            case Pending(number, item) if self._is_awaited(number):
                 self._listeners[number](item)
-            case messages.Result(number, value) if self._is_awaited(number):
+            case Result(number, value) if self._is_awaited(number):
                 self._answers[number].set_result(value)
-            case messages.Failed(number, error) if self._is_awaited(number):
+            case Failed(number, error) if self._is_awaited(number):
                 self._answers[number].set_exception(error)
 
     def _is_awaited(self, number: int) -> bool:

@@ -13,8 +13,15 @@ import msgpack
 import numpy as np
 from ray import ObjectRef
 
-from raylens.deployments.item_store import item_states
 from raylens.deployments.item_store.field_types import type_check
+from raylens.deployments.item_store.item_states import (
+    ContentMissingError,
+    ItemOrder,
+    ItemTrace,
+    MadeItem,
+    PendingItem,
+    StoredItem,
+)
 from raylens.deployments.item_store.messages import FROM_INGRESS, FROM_SHARD, Message
 from raylens.deployments.item_store.uploads import Upload
 from raylens.deployments.ray_internals.references import pack_reference, unpack_reference
@@ -26,11 +33,11 @@ from raylens.preprocess.schema import InvalidRequestError, ItemExpansion, ItemIn
 _DATA: tuple[type[Any], ...] = (
     *FROM_INGRESS,
     *FROM_SHARD,
-    item_states.ItemOrder,
-    item_states.PendingItem,
-    item_states.MadeItem,
-    item_states.StoredItem,
-    item_states.ItemTrace,
+    ItemOrder,
+    PendingItem,
+    MadeItem,
+    StoredItem,
+    ItemTrace,
     ItemInfo,
     ItemExpansion,
     PlaceholderRange,
@@ -92,7 +99,7 @@ def _extension(value: Any) -> msgpack.ExtType:
         return msgpack.ExtType(_REFERENCE, _packed(list(pack_reference(value))))
     if isinstance(value, np.ndarray):
         return msgpack.ExtType(_ARRAY, _packed([value.dtype.str, list(value.shape), value.tobytes()]))
-    if isinstance(value, item_states.ContentMissingError):
+    if isinstance(value, ContentMissingError):
         return msgpack.ExtType(_CONTENT_MISSING, b"")
     if isinstance(value, InvalidRequestError):
         return msgpack.ExtType(_INVALID, _packed([getattr(value, name) for name in _INVALID_FIELDS]))
@@ -106,7 +113,7 @@ def _value(code: int, packed: bytes, depth: int) -> Any:
     if code == _INTEGER:
         return int(packed)
     if code == _CONTENT_MISSING:
-        return item_states.ContentMissingError()
+        return ContentMissingError()
     content = _unpacked(packed, depth)
     if code >= _FIRST_DATA:
         return _data(_DATA[code - _FIRST_DATA], content)

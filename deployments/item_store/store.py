@@ -12,10 +12,22 @@ from typing import Any
 from ray import ObjectRef
 
 from raylens.deployments.config import AppConfig
-from raylens.deployments.item_store import messages
 from raylens.deployments.item_store.codec import pack, read
 from raylens.deployments.item_store.item_maker import ItemMaker
 from raylens.deployments.item_store.item_states import ContentMissingError, PendingItem
+from raylens.deployments.item_store.messages import (
+    FROM_INGRESS,
+    Ask,
+    CallMethod,
+    Close,
+    Evict,
+    Failed,
+    FromIngress,
+    Message,
+    Pending,
+    Remember,
+    Result,
+)
 from raylens.deployments.item_store.named_contents import NamedContents
 from raylens.deployments.item_store.uploads import Upload, Uploads
 from raylens.deployments.metrics.definitions import ItemMetrics
@@ -105,23 +117,23 @@ class _IngressConnection:
     async def serve(self) -> None:
         try:
             while True:
-                self._take(await read(self._reader, messages.FROM_INGRESS))
+                self._take(await read(self._reader, FROM_INGRESS))
         finally:
             for number in list(self._work):
                 self._work.pop(number).close()
 
-    def _take(self, message: messages.FromIngress) -> None:
+    def _take(self, message: FromIngress) -> None:
         match message:
-            case messages.Ask(number) | messages.CallMethod(number):
+            case Ask(number) | CallMethod(number):
                 self._work[number] = _Work(self._state, message, self._send)
-            case messages.Close(number) if number in self._work:
+            case Close(number) if number in self._work:
                 self._work.pop(number).close()
-            case messages.Evict(mm_hash, lost):
+            case Evict(mm_hash, lost):
                 self._state.maker.evict(mm_hash, lost)
-            case messages.Remember(tenant, name, hashed_content):
+            case Remember(tenant, name, hashed_content):
                 self._state.names.remember(tenant, name, hashed_content)
 
-    def _send(self, message: messages.Message) -> None:
+    def _send(self, message: Message) -> None:
         if not self._writer.is_closing():
             self._writer.write(pack(message))
 
@@ -129,9 +141,7 @@ class _IngressConnection:
 class _Work:
     """An open order or call of an ingress."""
 
-    def __init__(
-        self, state: SharedState, message: messages.Ask | messages.CallMethod, send: Callable[[messages.Message], None]
-    ) -> None:
+    def __init__(self, state: SharedState, message: Ask | CallMethod, send: Callable[[Message], None]) -> None:
         self._state = state
         self._message = message
         self._send = send
@@ -151,20 +161,20 @@ class _Work:
             if not isinstance(error, InvalidRequestError | StageError | ContentMissingError):
                 logger.exception("a %s failed", self._message)
                 error = StageFailedError("shared", "the shared state failed")
-            self._send(messages.Failed(number, error))
+            self._send(Failed(number, error))
             return
         self._kept.append(result)
-        self._send(messages.Result(number, result))
+        self._send(Result(number, result))
 
     async def _result(self) -> Any:
         match self._message:
-            case messages.Ask(_, True, order):
+            case Ask(_, True, order):
                 return await self._state.maker.embeddings_of(order, self._tell)
-            case messages.Ask(_, False, order):
+            case Ask(_, False, order):
                 return await self._state.maker.processed_of(order)
-            case messages.CallMethod(_, method, arguments):
+            case CallMethod(_, method, arguments):
                 return await self._state.methods[method](*arguments)
 
     def _tell(self, pending: PendingItem) -> None:
         self._kept.append(pending)
-        self._send(messages.Pending(self._message.number, pending))
+        self._send(Pending(self._message.number, pending))

@@ -1,8 +1,7 @@
 """Runs decode steps as CUDA graphs: kernels are recorded once, then launched by a single call.
 
 Each of some batch sizes has a graph; all share one input buffer. A step takes the smallest graph that fits and pads the
-remaining rows.
-"""
+remaining rows."""
 
 from collections.abc import Callable
 

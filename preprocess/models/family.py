@@ -76,8 +76,7 @@ class Modality:
     `content_fields`: integer fields that do not follow from the size.
     `options`: settings that a client may change per request, by name; `largest_options`: option values that make an
     item larger than the model's own settings do.
-    `among_others`: replaces this declaration if the prompt has more than one item of the modality.
-    """
+    `among_others`: replaces this declaration if the prompt has more than one item of the modality."""
 
     fields: Fields
     update: Callable[[HFProcessor], PromptUpdate] = lambda processor: PromptReplacement(image_token(processor))
@@ -113,8 +112,7 @@ class ProcessorFamily:
     `rewrite_text`: changes a prompt's text before all other steps. `mend`: repairs a loaded processor. `backends`: the
     back ends of the family's processor in transformers. `placeholder_id`: the token id at positions of embeddings in
     finished prompts; None: the embed token's. `typed_placeholder`: the client's text for a picture, if it is not a
-    token; in a prompt without media it is ordinary text.
-    """
+    token; in a prompt without media it is ordinary text."""
 
     processor_class: Any
     modalities: Mapping[str, Modality]

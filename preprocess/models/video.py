@@ -80,8 +80,7 @@ def _sample(processor: HFProcessor, kwargs: Kwargs, metadata: VideoMetadata, *, 
     """Chooses frames as `BaseVideoProcessor.preprocess` does: by the request's settings, or else by the processor's.
 
     Without any setting, frames are evenly spaced, and a short video keeps all. Raises InvalidRequestError if the
-    processor finds no frames.
-    """
+    processor finds no frames."""
     part, total = processor.video_processor, metadata.total_num_frames
     if total < least_frames(processor):
         return np.arange(total)  # samplers reject so few frames; `run` repeats the last to fill a token
