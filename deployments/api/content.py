@@ -8,6 +8,8 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 from raylens.deployments.api.wire import Accepted, Name, WireModel
 from raylens.deployments.pipeline.media_source import MediaSource, upload_url
 
+Url = Annotated[str, StringConstraints(strip_whitespace=True)]
+
 
 class Part(WireModel):
     """One part of a message's content. `cache_control` and `prompt_cache_breakpoint` are hints for providers that cache
@@ -51,12 +53,12 @@ Detail = Literal["auto", "low", "high", "original"]
 class ImageUrl(WireModel):
     """A `data:` or `http(s):` URL, or a `file:` URL if the server has a folder for files."""
 
-    url: Annotated[str, StringConstraints(strip_whitespace=True)]
+    url: Url
     detail: Detail | None = None
 
 
 class VideoUrl(WireModel):
-    url: Annotated[str, StringConstraints(strip_whitespace=True)]
+    url: Url
 
 
 def _object_of(value: object) -> object:
