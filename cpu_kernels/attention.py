@@ -1,7 +1,6 @@
 """Attention over a paged cache in one call a layer, for all decoding sequences and chunks, and attention of pictures.
 
-The structures mirror those of `csrc/attention.h` and `csrc/paged_cache.h`.
-"""
+The structures mirror those of `csrc/attention.h` and `csrc/paged_cache.h`."""
 
 import ctypes
 import math
@@ -93,8 +92,7 @@ class StepChunks:
 
     `spans`: by chunk, the number of each position's bidirectional span, from the sequence's first position up to the
     chunk's end, or NO_SPAN. The positions of a span see each other. Chunks without spans may be left out.
-    `windows_cut_spans`: whether a layer's window also applies within spans.
-    """
+    `windows_cut_spans`: whether a layer's window also applies within spans."""
 
     def __init__(
         self,
@@ -136,8 +134,7 @@ def attend(
     float32, with kv_heads for `keys` and `values`. Returns (num_tokens, heads, value_dim).
 
     `softcap`: bounds the scaled scores as softcap * tanh(score / softcap). `window`: the size of the sliding window,
-    which includes the position itself; None: all earlier positions.
-    """
+    which includes the position itself; None: all earlier positions."""
     call, tensors = _AttentionArguments.of((queries, keys, values), scaling, softcap, window)
     library.attend(step.address, cache.address, ctypes.addressof(call), num_threads())
     return tensors[-1]

@@ -7,15 +7,7 @@ from ray import serve
 from ray.serve import Application
 
 from raylens.deployments.cluster.worker_template import NUM_THREADS
-from raylens.deployments.config import (
-    AppConfig,
-    EncodeConfig,
-    GenerateConfig,
-    IngressConfig,
-    PreprocessConfig,
-    ScaledConfig,
-    SharedConfig,
-)
+from raylens.deployments.config import AppConfig, GenerateConfig, ProcessConfig, ScaledConfig, StageConfig
 from raylens.deployments.deployment_versions import versioned
 from raylens.deployments.endpoint.ingress import REQUESTS, Ingress
 from raylens.deployments.item_store.store import SharedState
@@ -50,8 +42,6 @@ _MOST_HTTP_CALLS = 2**16
 """Ray Serve admits all HTTP requests to an ingress replica. HAProxy limits connections, admission limits requests."""
 _ERROR_EVENT_SECONDS = 2.0
 """Extra drain time of the ingress, to end its open streams with error events after Ray Serve has killed the stages."""
-
-_StageConfig = PreprocessConfig | EncodeConfig | GenerateConfig
 
 
 def build_app(config: AppConfig) -> Application:
@@ -148,15 +138,15 @@ def _scaling(config: AppConfig, stage: ScaledConfig, units: Iterable[str]) -> di
     )
 
 
-def _small_process(settings: IngressConfig | SharedConfig | _StageConfig) -> dict[str, Any]:
+def _small_process(settings: ProcessConfig) -> dict[str, Any]:
     """Returns the Ray options of a process without computation."""
     environment = {"env_vars": MALLOC_VARIABLES}
     return {"num_cpus": settings.num_cpus, "resources": settings.resources, "runtime_env": environment}
 
 
-def _process(settings: _StageConfig) -> dict[str, Any]:
+def _process(settings: StageConfig) -> dict[str, Any]:
     """Returns the Ray options of a stage's process. On one machine it is forked from the matching template."""
-    num_gpus = 0 if isinstance(settings, PreprocessConfig) else settings.num_gpus
+    num_gpus = reserved(settings).get("GPU", 0)
     can_fork = num_gpus == 0 and max(1, int(settings.num_cpus)) == NUM_THREADS
     variables = MALLOC_VARIABLES | ({FORKED: "1"} if can_fork else {})
     return {**_small_process(settings), "num_gpus": num_gpus, "runtime_env": {"env_vars": variables}}

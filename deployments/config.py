@@ -1,7 +1,7 @@
 """The settings of one application, the `args` in `serve.yaml`: every field typed and with its unit."""
 
 from hashlib import sha256
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -188,6 +188,10 @@ class GenerateConfig(ScaledConfig):
             if is_wrong:
                 raise ValueError(message)
         return self
+
+
+StageConfig: TypeAlias = PreprocessConfig | EncodeConfig | GenerateConfig
+ProcessConfig: TypeAlias = IngressConfig | SharedConfig | StageConfig
 
 
 class VisionPluginConfig(Settings):

@@ -3,20 +3,13 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from raylens.deployments.config import (
-    AppConfig,
-    EncodeConfig,
-    GenerateConfig,
-    IngressConfig,
-    PreprocessConfig,
-    SharedConfig,
-)
+from raylens.deployments.config import AppConfig, EncodeConfig, GenerateConfig, ProcessConfig
 
 Amounts = Mapping[str, float]  # by Ray's resource names
 _ROUNDING = 1e-6
 
 
-def reserved(settings: IngressConfig | SharedConfig | PreprocessConfig | EncodeConfig | GenerateConfig) -> Amounts:
+def reserved(settings: ProcessConfig) -> Amounts:
     """Returns the resources of one replica; for Generate, of one rank."""
     num_gpus = settings.num_gpus if isinstance(settings, EncodeConfig | GenerateConfig) else 0.0
     amounts = {"CPU": settings.num_cpus, "GPU": num_gpus, **settings.resources}

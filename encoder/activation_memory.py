@@ -13,8 +13,7 @@ def peak_activation_bytes(run: Callable[[], object], device: torch.device) -> in
     """Runs `run` and returns the peak of the bytes that it allocates.
 
     On a GPU, PyTorch's allocator counts the bytes, kernel workspaces included. On the CPU, the result is the peak of
-    the sum of live tensors, taken after each operation.
-    """
+    the sum of live tensors, taken after each operation."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)

@@ -4,14 +4,12 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from raylens.cpu_kernels.thread_backoff import ThreadBackoff
-from raylens.cpu_kernels.threads import set_num_threads, usable_cores
+from raylens.cpu_kernels.threads import ThreadBackoff, set_num_threads, usable_cores
 from raylens.encoder.activation_memory import peak_activation_bytes
 from raylens.encoder.config import EncoderConfig
 from raylens.encoder.loader import load_vision_half
@@ -74,17 +72,18 @@ class EncoderEngine:
         Sets `max_segment_patches`, the most patches of a segment from then on. CUDA graphs may hold another
         `max_bytes`."""
         num_patches = self._rules(modality).num_patches(self._model.config, tensors)
-        with (
-            nullcontext() if self._graphs is None else self._graphs.paused(),
-            nullcontext() if self._plugin is None else self._plugin.measured(),
-        ):
-            num_bytes = peak_activation_bytes(
-                lambda: [get() for get in self._encode(modality, [tensors])], self._device
-            )
+        self._mark_measured(True)
+        num_bytes = peak_activation_bytes(lambda: [get() for get in self._encode(modality, [tensors])], self._device)
+        self._mark_measured(False)
         if self._graphs is not None:
             self._graphs.max_bytes = min(self._graphs.max_bytes, max_bytes)
         self.max_segment_patches = max_bytes * num_patches // num_bytes
         self._scheduler.max_batch_patches = max(1, min(self._scheduler.max_batch_patches, self.max_segment_patches))
+
+    def _mark_measured(self, is_measured: bool) -> None:
+        for part in (self._graphs, self._plugin):
+            if part is not None:
+                part.is_measured = is_measured
 
     def largest_segment(self, modality: str, tensors: ItemTensors) -> int:
         """Returns the most patches of an item that must be encoded together: all, if its family does not divide it."""
@@ -97,8 +96,7 @@ class EncoderEngine:
         wait, in seconds of `time.perf_counter`; None: now.
 
         Raises InvalidRequestError for an unsupported modality, and for an item with a segment of more patches than
-        `max_segment_patches`.
-        """
+        `max_segment_patches`."""
         request = self._request(request_id, modality, tensors, arrival)
         num_patches = _largest_segment(request)
         if self.max_segment_patches is not None and num_patches > self.max_segment_patches:
@@ -140,8 +138,7 @@ class EncoderEngine:
         segment that failed.
 
         With both parts on one GPU a step launches a batch while the previous one runs, and returns the previous batch's
-        outputs. The first step then returns none.
-        """
+        outputs. The first step then returns none."""
         if batch := self._scheduler.schedule():
             self._launched.append(self._launch(batch))
             if len(self._launched) <= self._staging.look_ahead:

@@ -18,8 +18,7 @@ def load_vision_half(config: EncoderConfig) -> tuple[PreTrainedModel, VisionFami
     """Returns the vision half in evaluation mode, and its family. The settings decide the devices, dtypes and linear
     layers of tower and projector.
 
-    Raises ValueError for an unsupported family and for a checkpoint that lacks a weight.
-    """
+    Raises ValueError for an unsupported family and for a checkpoint that lacks a weight."""
     hf_config = load_model_config(config.model, config.revision)
     family: VisionFamily = load_family("encoder", hf_config.model_type)
     model = load_half(

@@ -2,8 +2,7 @@
 
 It is registered with transformers under a name that contains "flash". For such names the towers call attention once for
 all pictures and pass the bounds of the pictures. For other names Qwen's tower calls attention for each picture, and
-Pixtral's tower passes a mask of (num_patches, num_patches).
-"""
+Pixtral's tower passes a mask of (num_patches, num_patches)."""
 
 from functools import partial
 from typing import Any
@@ -52,8 +51,7 @@ def packed_attention(
     `cu_seq_lens_q`: (num_sequences + 1,) int32, the cumulative lengths of the sequences, for queries and keys.
     `max_length_q`: the length of the longest sequence. `by_kernels`: whether Raylens' kernels, which must be available,
     compute the result; it is equal but for rounding. The `others` do not change the result. Raises ValueError for a
-    mask.
-    """
+    mask."""
     if attention_mask is not None:
         raise ValueError("packed attention takes no mask")
     if by_kernels:

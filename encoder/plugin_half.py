@@ -1,7 +1,6 @@
 """Makes a vision plug-in the vision half of a text model: it takes the items of a batch and returns embeddings."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,22 +25,13 @@ class PluginHalf(nn.Module):
         self.config = config
         self._plugin = plugin
         self._limit = TimeLimit(timeout_s)
-        self._is_measured = False
+        self.is_measured = False
+        """While true, calls run on the caller's thread, where their memory can be counted, without a time limit."""
 
     @property
     def has_hung(self) -> bool:
         """Returns whether a call was given up. It still takes memory, and perhaps a processor."""
         return self._limit.num_given_up > 0
-
-    @contextmanager
-    def measured(self) -> Iterator[None]:
-        """Within it calls run on the caller's thread, where the memory that they take can be counted, and may take as
-        long as they need."""
-        self._is_measured = True
-        try:
-            yield
-        finally:
-            self._is_measured = False
 
     def embed(self, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
         """Takes items with `pixels`, (height, width, 3) uint8 on the CPU. Returns (num_image_embeds, hidden_size) of
@@ -51,7 +41,7 @@ class PluginHalf(nn.Module):
         images = [Image.fromarray(item["pixels"].numpy()) for item in items]
         name = self._plugin.name()
         try:
-            embeds = self._embed(images) if self._is_measured else self._limit.run(lambda: self._embed(images))
+            embeds = self._embed(images) if self.is_measured else self._limit.run(lambda: self._embed(images))
         except torch.AcceleratorError:
             raise
         except GivenUpError as error:

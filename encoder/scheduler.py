@@ -25,8 +25,7 @@ class EncoderScheduler:
       p patches, at most max(p, `max_batch_patches`) patches are encoded before the next one. The oldest item's batches,
       if full, thus get at least half of all patches.
 
-    The segments of an item are encoded in order, at most one in a batch.
-    """
+    The segments of an item are encoded in order, at most one in a batch."""
 
     def __init__(self, max_batch_patches: int) -> None:
         self.max_batch_patches = max_batch_patches

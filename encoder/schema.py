@@ -27,8 +27,7 @@ class EncodeRequest:
     The scheduler and the engine keep the item's progress in the other fields. `next_index`: of the first waiting
     segment. `patches_left`: of all waiting segments. `embeddings`: of the encoded segments, in order.
     `encode_seconds`: the time with at least one segment in encoding. `encoded_until`: the end of the latest one, in
-    seconds of `time.perf_counter`. `is_over`: the item was aborted or has failed.
-    """
+    seconds of `time.perf_counter`. `is_over`: the item was aborted or has failed."""
 
     request_id: str
     modality: str
@@ -77,8 +76,7 @@ class EncodeOutput:
 
     `encode_seconds`: the time with at least one segment in encoding; for a single-segment item, the time of its batch.
     `queue_seconds`: the rest of the time from the item's arrival to its output. `batch_size`: the number of segments in
-    the last batch, each of another item.
-    """
+    the last batch, each of another item."""
 
     request_id: str
     embeddings: "torch.Tensor | None"

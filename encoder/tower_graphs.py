@@ -2,12 +2,10 @@
 
 A graph reads and writes the same memory each time. One graph exists for each of some numbers of tiles, recorded on
 first use, and a batch takes the smallest graph that fits. A larger batch runs without a graph, because it keeps the GPU
-busy for longer than the host needs to launch its kernels.
-"""
+busy for longer than the host needs to launch its kernels."""
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,22 +49,14 @@ class TowerGraphs:
         self._eager: Callable[..., Any] = tower.forward
         self._capture = capture
         self._graphs: dict[object, _Graphs] = {}
-        self._is_paused = False
+        self.is_measured = False
+        """While true, the tower runs without graphs, so that its memory can be counted."""
         tower.forward = self._forward
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Runs the tower without graphs inside the context, for example to measure its memory."""
-        self._is_paused = True
-        try:
-            yield
-        finally:
-            self._is_paused = False
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         leaves, structure = tree_flatten((args, kwargs))
         places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        if self._is_paused or len(places) != 1 or not 0 < len(leaves[places[0]]) <= SIZES[-1]:
+        if self.is_measured or len(places) != 1 or not 0 < len(leaves[places[0]]) <= SIZES[-1]:
             return self._eager(*args, **kwargs)
         (place,) = places
         tiles = leaves[place]

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from raylens.cpu_kernels.library import kernel_library
-from raylens.cpu_kernels.thread_backoff import ThreadBackoff
-from raylens.cpu_kernels.threads import set_num_threads, usable_cores
+from raylens.cpu_kernels.threads import ThreadBackoff, set_num_threads, usable_cores
 from raylens.llm.attention import AttentionCall, PagedAttention, block_bytes
 from raylens.llm.cache_size import bytes_left_for_cache, check_cache_dtype, shortage_explained, worst_step
 from raylens.llm.config import EngineConfig

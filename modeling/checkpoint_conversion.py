@@ -1,8 +1,7 @@
 """Writes a copy of a checkpoint with renamed weights, one file of weights after the other.
 
 The copy is written to a folder beside its target and renamed once all of it is written and verified. A folder with the
-target's name is therefore always complete, even if a conversion is interrupted.
-"""
+target's name is therefore always complete, even if a conversion is interrupted."""
 
 import json
 import os
@@ -45,8 +44,7 @@ def convert_checkpoint(source: Path, target: Path, rename: Rename, say: Callable
     for training state. Only one file of weights is in memory at a time.
 
     Raises ConversionError, and leaves no files behind, if the source is no checkpoint, the target is no new folder
-    outside of it, the disk is full, or two weights would have the same name.
-    """
+    outside of it, the disk is full, or two weights would have the same name."""
     shards = _find_shards(source)
     _check_target(source, target)
     _check_room(shards, target)

@@ -20,8 +20,7 @@ class HalfModel:
     `whole`: the name of the model's class in transformers, imported on first use, or a class of our own for a model
     that transformers lacks.
     `unused`: paths of the modules and parameters that the half omits.
-    `renamings`: for a class of our own, patterns in a checkpoint's weight names, with their replacements.
-    """
+    `renamings`: for a class of our own, patterns in a checkpoint's weight names, with their replacements."""
 
     whole: str | type[PreTrainedModel]
     unused: tuple[str, ...]
@@ -42,8 +41,7 @@ class HalfModel:
 def without(whole: type[PreTrainedModel], *parts: str) -> type[PreTrainedModel]:
     """Returns a subclass of `whole` without the modules and parameters at the paths `parts`.
 
-    Their weights in a checkpoint are never read, because the parts are dropped before the model has storage.
-    """
+    Their weights in a checkpoint are never read, because the parts are dropped before the model has storage."""
 
     def init(self: PreTrainedModel, config: PreTrainedConfig) -> None:
         whole.__init__(self, config)
@@ -87,8 +85,7 @@ def load_half(
     see `HalfModel`. Runs no code of the checkpoint and reads no pickle.
 
     Raises ValueError for a checkpoint without safetensors, and for a missing weight, which transformers would leave
-    random with a mere warning.
-    """
+    random with a mere warning."""
     config = options.pop("config", None) or load_model_config(checkpoint)
     named: str | None = getattr(config, "transformers_weights", None)
     if named is not None and ".safetensors" not in Path(named).suffixes:

@@ -29,12 +29,7 @@ class KernelMlp(nn.Module):
     that it replaces."""
 
     def __init__(
-        self,
-        mlp: nn.Module,
-        first: KernelLinear,
-        up: KernelLinear | None,
-        down: KernelLinear,
-        activation: Activation,
+        self, mlp: nn.Module, first: KernelLinear, up: KernelLinear | None, down: KernelLinear, activation: Activation
     ) -> None:
         super().__init__()
         for name, child in mlp.named_children():

@@ -33,8 +33,7 @@ def padded_rows(num_rows: int) -> int:
     """Returns `num_rows` or a few more: each number up to 8, then four in each octave (10, 12, 14, 16, 20, 24, ...).
 
     oneDNN compiles and keeps a kernel for each number of rows, in milliseconds each. Prompts of all lengths would cause
-    compilation in hundreds of steps and take hundreds of megabytes.
-    """
+    compilation in hundreds of steps and take hundreds of megabytes."""
     step = 1 << max(0, (num_rows - 1).bit_length() - 3)
     return -(-num_rows // step) * step
 

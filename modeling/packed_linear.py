@@ -50,8 +50,7 @@ class LinearPacker:
 def pack_linear_layers(model: nn.Module, is_included: Callable[[str], bool] = lambda name: True) -> None:
     """Replaces the plain linear layers of a model, in place, if they are on the CPU and in a packable dtype.
 
-    `is_included`: returns whether to replace the layer of a name. A weight tied to the embeddings is copied.
-    """
+    `is_included`: returns whether to replace the layer of a name. A weight tied to the embeddings is copied."""
     found = [
         (name, module)
         for name, module in model.named_modules()

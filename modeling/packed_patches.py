@@ -1,7 +1,6 @@
 """Patch convolutions of pictures, computed on the CPU as one matrix product.
 
-Their windows do not overlap, so each patch is a row of one matrix, and the kernel is the other matrix.
-"""
+Their windows do not overlap, so each patch is a row of one matrix, and the kernel is the other matrix."""
 
 import math
 from collections.abc import Callable
@@ -16,8 +15,7 @@ from raylens.modeling.packed_linear import LinearPacker, is_packable
 class PackedPatches(nn.Module):
     """Replaces `convolution`, in the same dtype. Its stride must equal its kernel.
 
-    `weight` stays, because other code reads its dtype and device.
-    """
+    `weight` stays, because other code reads its dtype and device."""
 
     def __init__(self, convolution: nn.Conv2d | nn.Conv3d) -> None:
         super().__init__()

@@ -1,7 +1,6 @@
 """Linear layers with 8-bit weights and a scale for each output, half the size of bfloat16.
 
-The quantisation is weight-only, symmetric, round-to-nearest: weight = int8 * scale, scale = max(abs(row)) / 127.
-"""
+The quantisation is weight-only, symmetric, round-to-nearest: weight = int8 * scale, scale = max(abs(row)) / 127."""
 
 from collections.abc import Callable
 
@@ -48,8 +47,7 @@ def quantize_linear_layers(model: nn.Module, is_included: Callable[[str], bool] 
     """Replaces the plain linear layers of a model in place, one after another. Routers of experts, and experts stored
     as one weight, are not quantized.
 
-    `is_included`: returns whether to replace the layer of a name.
-    """
+    `is_included`: returns whether to replace the layer of a name."""
     for name, module in list(model.named_modules()):
         is_router = name.rpartition(".")[2] in ("gate", "router")
         if type(module) is nn.Linear and is_included(name) and not is_router:

@@ -2,8 +2,7 @@
 
 torchvision's wheels contain operators compiled for a CUDA build of torch. With a CPU build they do not load, and
 `import torchvision` fails because it refers to missing operators. Preprocessing needs the image and video transforms
-only, which are plain Python. Declaring the operators without an implementation is therefore enough.
-"""
+only, which are plain Python. Declaring the operators without an implementation is therefore enough."""
 
 import importlib.util
 import sys

@@ -16,8 +16,7 @@ class InternLM2Config(LlamaConfig):
     """InternLM2, whose layers may have a partial LoRA (PLoRA).
 
     `bias`: whether the attention's projections have biases. `plora_rank`: the rank of the LoRA at images' positions; 0:
-    no LoRA.
-    """
+    no LoRA."""
 
     model_type = "internlm2"
     base_model_tp_plan = None
@@ -39,8 +38,7 @@ class WemmConfig(PreTrainedConfig):
 
     `image_processor`: the settings of the image processor. `downsampler_config`: `visual_hidden_size`,
     `llm_hidden_size`, `kernel_size`, `stride`, `depth`, `hidden_act` and `bias`. `spliter_emb_config`: `num_embeddings`
-    and `embedding_dim`. All names are from the published files.
-    """
+    and `embedding_dim`. All names are from the published files."""
 
     model_type = "wemm"
     sub_configs_defaults = {

@@ -1,7 +1,6 @@
 """The measured cost of each stage: the format of `costs.json`, written by `python -m benchmarks.stage_costs`.
 
-Seconds are CPU seconds of one thread unless a field says otherwise. A stage on a GPU has GPU seconds.
-"""
+Seconds are CPU seconds of one thread unless a field says otherwise. A stage on a GPU has GPU seconds."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,6 @@
 """Simulates the pipeline in virtual time: requests pass through Ingress, Shared, Preprocess, Encode and Generate.
 
-Each process takes its measured CPU time. docs/planning.md lists the simplifications.
-"""
+Each process takes its measured CPU time. docs/planning.md lists the simplifications."""
 
 import random
 from collections.abc import Mapping, Sequence

@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 V = TypeVar("V")
@@ -21,14 +21,13 @@ class CacheStats:
     num_bytes: int = 0
 
 
+@dataclass(eq=False)
 class _Flight(Generic[V, EarlyT]):
     """One running computation, with a listener for each request that waits for it."""
 
-    task: asyncio.Task[tuple[V, int]]
-
-    def __init__(self) -> None:
-        self.listeners: list[Callable[[EarlyT], None]] = []
-        self.announced: list[EarlyT] = []  # the latest announcement, or nothing
+    task: asyncio.Task[tuple[V, int]] = field(init=False)
+    listeners: list[Callable[[EarlyT], None]] = field(default_factory=list)
+    announced: list[EarlyT] = field(default_factory=list)  # the latest announcement, or nothing
 
     def announce(self, news: EarlyT) -> None:
         self.announced[:] = [news]
@@ -40,8 +39,7 @@ class ItemCache(Generic[V, EarlyT]):
     """Keeps the most recently used items, up to `capacity_bytes` in all. For use from one event loop.
 
     A value may be a reference to the data; `create` reports the size. EarlyT: the type of announcements during the
-    computation of a value.
-    """
+    computation of a value."""
 
     def __init__(self, capacity_bytes: int, on_evicted: Callable[[V], None] = lambda value: None) -> None:
         """`on_evicted` gets each value that is evicted for lack of room."""
@@ -71,8 +69,7 @@ class ItemCache(Generic[V, EarlyT]):
 
         Concurrent callers with one key share one call of `create`. The call is cancelled when its last caller is
         cancelled. If it fails, all callers get its error and nothing is cached. `on_announced` gets the announcements
-        of `create` while the caller waits; a later caller gets the latest announcement at once.
-        """
+        of `create` while the caller waits; a later caller gets the latest announcement at once."""
         self.stats.queries += 1
         if key in self._entries:
             self._entries.move_to_end(key)

@@ -130,7 +130,6 @@ def tool_call_format(template: object) -> ToolCallFormat | None:
     """Returns the format of tool calls of a chat template's model, or None without tools or with an unknown format.
 
     The only known format is Hermes', used by Qwen's models and most models built on them. Their templates contain its
-    tags.
-    """
+    tags."""
     is_hermes = isinstance(template, str) and "tools" in template and "<tool_call>" in template
     return ToolCallFormat("<tool_call>\n", "\n</tool_call>") if is_hermes else None

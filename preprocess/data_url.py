@@ -34,8 +34,7 @@ class DataUrl:
     """A `data:` URL. `pieces` are its whole text, in order, as ASCII or UTF-8.
 
     As in browsers, the base64 may have line breaks (the program `base64` writes them), percent-encoded characters such
-    as `%2B`, and no padding. The URL-safe alphabet is accepted, too.
-    """
+    as `%2B`, and no padding. The URL-safe alphabet is accepted, too."""
 
     pieces: Sequence[bytes]
 
@@ -97,8 +96,7 @@ def _decoded(pieces: Sequence[bytes], *, is_whole: bool = True) -> Iterator[byte
     """Yields each piece's part of the content. Without `is_whole`, drops the incomplete group of four characters at the
     end.
 
-    Raises ValueError if the text is not valid base64.
-    """
+    Raises ValueError if the text is not valid base64."""
     rest = decoded = b""
     for number, piece in enumerate(pieces, start=1):
         text = rest + piece if rest else piece

@@ -11,8 +11,7 @@ def content_hash(content: bytes) -> str:
     """Returns the BLAKE3 hash (64 hex digits) of an item's *encoded* bytes. BLAKE3 is four times as fast as SHA-256.
 
     Hashing the encoded bytes finds a repeated item without decoding it. Pictures that decode to the same pixels but
-    differ in mode, palette or EXIF orientation get different hashes.
-    """
+    differ in mode, palette or EXIF orientation get different hashes."""
     return blake3(content).hexdigest()
 
 
@@ -33,8 +32,7 @@ def mm_hash(
     `options`: the client's settings for the processor. `is_among_others`: the prompt holds more items of the modality,
     and this matters to the model. `is_precomputed`: the content is tensors. `cache_salt`: of the tenant; tenants with
     different salts never share an item. Each part is length-prefixed, so that different lists of parts never give the
-    same bytes.
-    """
+    same bytes."""
     settings = json.dumps([dict(options or {}), is_among_others, is_precomputed], sort_keys=True)
     digest = hashlib.sha256()
     for part in (modality, model, processor_fingerprint, settings, cache_salt, hashed_content):

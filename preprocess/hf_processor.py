@@ -48,8 +48,7 @@ def _with_pillow(processor_class: Any, has_torchvision: bool) -> Any:
     """Returns a subclass of `processor_class` that processes pictures with Pillow.
 
     transformers has no video processors for Pillow, so videos still use torchvision. Without torchvision the processor
-    is loaded without a video processor.
-    """
+    is loaded without a video processor."""
 
     class PillowProcessor(processor_class):
         @classmethod

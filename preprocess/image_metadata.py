@@ -2,8 +2,7 @@
 
 For each segment, chunk or block Pillow runs a step in Python and allocates memory. It appends some parts to copies of
 all earlier ones. A few megabytes of the smallest parts would keep it busy for minutes. This module unpacks nothing and
-stops at the limit.
-"""
+stops at the limit."""
 
 from collections.abc import Iterator
 

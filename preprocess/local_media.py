@@ -30,8 +30,7 @@ class LocalMedia:
         """Returns the content of the file that `url` names: file:///absolute/path, or file:path below the root.
 
         Raises InvalidRequestError if there is no root, the URL is malformed, or the file is missing, not below the
-        root, no regular file, empty or over the limit of bytes.
-        """
+        root, no regular file, empty or over the limit of bytes."""
         if self._root is None:
             raise invalid_media("media from local files is switched off on this server", "media_local_disabled")
         path = _path_of(url)

@@ -71,8 +71,7 @@ def decode_image(content: bytes, limits: MediaLimits) -> Image.Image:
     """Decodes an image to RGB: EXIF orientation applied, alpha composited on white, first frame only.
 
     The header is read and checked against `limits` before any pixel is decoded.
-    Raises InvalidRequestError if the content is no image, truncated, too small or too large.
-    """
+    Raises InvalidRequestError if the content is no image, truncated, too small or too large."""
     check_metadata(content)
     try:
         with warnings.catch_warnings():
@@ -124,8 +123,7 @@ def _scale_transparent_grey(image: ImageFile.ImageFile) -> None:
     viewers hide.
 
     Pillow brings pixels to 8 bits and leaves the transparent colour as it is in the file. Raises InvalidRequestError
-    for a PNG of 16 bits, in which several colours become one colour of 8 bits.
-    """
+    for a PNG of 16 bits, in which several colours become one colour of 8 bits."""
     colour = image.info.get("transparency")
     if image.format != "PNG" or colour is None or not image.tile:
         return

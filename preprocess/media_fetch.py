@@ -1,8 +1,7 @@
 """Fetches media from http(s) URLs without giving clients access to the server's own network (SSRF).
 
 The resolver of each connection checks its addresses, which defeats DNS rebinding. Each target of a redirect is checked,
-too. The size limit is checked while the body streams in.
-"""
+too. The size limit is checked while the body streams in."""
 
 import asyncio
 import re

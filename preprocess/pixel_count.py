@@ -1,8 +1,7 @@
 """Estimates an item's work in pixels from its first bytes, for scheduling before anything is decoded.
 
 Pillow reads a picture's size, too, but parses everything before the pixels: 5 MB of empty JPEG segments keep it busy
-for a second. Here every loop is bounded and nothing is unpacked, so that it may run on an event loop.
-"""
+for a second. Here every loop is bounded and nothing is unpacked, so that it may run on an event loop."""
 
 import math
 import struct
@@ -25,8 +24,7 @@ _MAX_TIFF_ENTRIES = 64  # entries are sorted, with width and height among the fi
 def work_pixels(modality: str, content: bytes, limits: MediaLimits) -> int:
     """Returns an item's work in pixels, capped by `limits`, because a larger item is rejected without work.
 
-    For a picture this is width x height, for a video an estimate from its number of bytes. Never raises.
-    """
+    For a picture this is width x height, for a video an estimate from its number of bytes. Never raises."""
     if modality == "video":
         return min(len(content) * VIDEO_PIXELS_PER_BYTE, limits.video.max_total_pixels)
     return min(count_pixels(content), limits.max_image_pixels)
@@ -35,8 +33,7 @@ def work_pixels(modality: str, content: bytes, limits: MediaLimits) -> int:
 def count_pixels(content: bytes) -> int:
     """Returns width x height of an encoded picture by its header, or its number of bytes if the header cannot be read.
 
-    For an unknown format, the number of bytes is right within a factor of about 10. Never raises.
-    """
+    For an unknown format, the number of bytes is right within a factor of about 10. Never raises."""
     return header_pixels(content) or len(content)
 
 

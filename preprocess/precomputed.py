@@ -2,8 +2,7 @@
 
 The file holds `size`, an integer tensor [height, width] of the picture in pixels, which determines the item's number of
 positions in the prompt. It also holds either `embeddings` (num_embeds, embedding_size) or the outputs of the Hugging
-Face processor. safetensors holds numbers only, and no code.
-"""
+Face processor. safetensors holds numbers only, and no code."""
 
 from dataclasses import dataclass
 
@@ -72,8 +71,7 @@ def checked_inputs(
 
     Raises InvalidRequestError unless each tensor has the shape of its namesake, in the Hugging Face processor's form or
     in the server's, and is floating-point if its namesake is; if a field that follows from the size differs; and if a
-    content field has another dtype.
-    """
+    content field has another dtype."""
     whole = rules.unpack(processor, expected)
     for name, given in item.tensors.items():
         has_shape = given.shape in (whole[name].shape, expected[name].shape)

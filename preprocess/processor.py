@@ -1,8 +1,7 @@
 """The multimodal processor of one model: turns prompts and encoded media into token ids, ranges and tensors.
 
 It wraps the model's Hugging Face processor and runs it item by item, so that each item can be cached, sent and encoded
-alone. Ids and tensors are the same as from a single call of the Hugging Face processor.
-"""
+alone. Ids and tensors are the same as from a single call of the Hugging Face processor."""
 
 import copy
 from dataclasses import dataclass, field

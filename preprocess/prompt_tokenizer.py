@@ -2,8 +2,7 @@
 
 A tokenizer first cuts a text at its special tokens, then merges the text between two of them, called a *run* here.
 Inserting text into a prompt of token ids therefore changes only the runs that the text is inserted into.
-`PromptTokenizer.join` does this.
-"""
+`PromptTokenizer.join` does this."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -35,8 +34,7 @@ class Slot:
 class Opening:
     """The first ids of a prompt, tokenised as the start of a text (some tokenizers add a space there).
 
-    `stays_first`: the ids stay the same even if something is inserted before them.
-    """
+    `stays_first`: the ids stay the same even if something is inserted before them."""
 
     ids: TokenIds
     stays_first: bool = False
@@ -68,12 +66,22 @@ class PromptTokenizer:
         """Returns the ids of a whole prompt.
 
         `is_marked`: the text comes from a chat template filled with marked user text. Marked control tokens are
-        tokenised as ordinary text.
-        """
+        tokenised as ordinary text."""
         if not is_marked:
             return token_ids(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
         ids = token_ids(encode_marked_chat(self._tokenizer, text))
         return np.concatenate([self.prefix, ids, self.suffix]) if add_special_tokens else ids
+
+    def split_prefix(self, ids: TokenIds) -> tuple[TokenIds, TokenIds]:
+        """Returns the tokenizer's own prefix, empty if `ids` do not begin with it, and the rest."""
+        size = len(self.prefix)
+        return (ids[:size], ids[size:]) if np.array_equal(ids[:size], self.prefix) else (ids[:0], ids)
+
+    def without_special_tokens(self, ids: TokenIds) -> TokenIds:
+        """Returns `ids` without the tokenizer's own prefix and suffix."""
+        _, ids = self.split_prefix(ids)
+        size = len(self.suffix)
+        return ids[: len(ids) - size] if size and np.array_equal(ids[-size:], self.suffix) else ids
 
     def decode(self, ids: TokenIds) -> str:
         """Returns the text of ids at the start of a prompt."""
@@ -136,8 +144,7 @@ class PromptTokenizer:
         """Joins the pieces of a prompt. Returns its ids and the offset of each item's `token_ids`.
 
         Text merges with adjacent runs as if the whole prompt had been tokenised at once. A run that the tokenizer would
-        not produce, which only a client's ids can contain, keeps its ids. Takes time linear in the prompt's length.
-        """
+        not produce, which only a client's ids can contain, keeps its ids. Takes time linear in the prompt's length."""
         writer = _PromptWriter(self)
         offsets = [0] * len(items)
         for piece in pieces:

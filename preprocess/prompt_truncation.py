@@ -20,8 +20,7 @@ def truncate_left(
 ) -> tuple[TokenIds, list[PlaceholderRange], list[int]]:
     """Returns the last `limit` tokens or fewer, the placeholders in them, and the indices of these placeholders' items.
 
-    Extents may be in any order. Adjacent extents may share a token with marks of both.
-    """
+    Extents may be in any order. Adjacent extents may share a token with marks of both."""
     cut = max(0, len(ids) - limit)
     for extent in sorted(extents, key=lambda extent: extent.start):
         if extent.start < cut < extent.end:

@@ -2,8 +2,7 @@
 
 Every prompt arrives as token ids. An item in it is a short target (one placeholder token) or nothing at all. The
 updates work on ids, so a prompt as text and the same prompt as ids give the same result. An item's thousands of tokens
-are tokenised once, not with every prompt.
-"""
+are tokenised once, not with every prompt."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -36,8 +35,7 @@ class PromptReplacement:
 
     `target`: either special tokens, which are searched by their ids, or ordinary text, which is searched in the
     prompt's text across token bounds. `otherwise`: the place of all items, in order, in a prompt without targets. None:
-    such a prompt is rejected.
-    """
+    such a prompt is rejected."""
 
     target: str
     otherwise: Position | None = None
@@ -47,8 +45,7 @@ class PromptReplacement:
 class PromptInsertion:
     """The modality's items go, in order, to one place.
 
-    `tokenized_apart`: the prompt's text is tokenised as if without the items.
-    """
+    `tokenized_apart`: the prompt's text is tokenised as if without the items."""
 
     position: Position
     tokenized_apart: bool = False
@@ -61,8 +58,7 @@ PromptUpdate: TypeAlias = PromptReplacement | PromptInsertion
 class FrameInsertion:
     """Text that the model expects in every prompt outside of items, e.g. a separator at the end.
 
-    `with_items_only`: not for prompts without items. `unless_there`: not for prompts that already start with it.
-    """
+    `with_items_only`: not for prompts without items. `unless_there`: not for prompts that already start with it."""
 
     text: str
     position: Position
@@ -89,8 +85,7 @@ def apply_updates(
     """Expands a prompt for `items`. Returns the final ids and each item's placeholder range.
 
     With `may_be_expanded`, ids that already hold the expansions stay the same: the client ran the model's processor
-    itself. Raises InvalidRequestError if the prompt's targets do not match the items.
-    """
+    itself. Raises InvalidRequestError if the prompt's targets do not match the items."""
     offsets = _find_expanded(ids, items, rules, tokenizer) if may_be_expanded and items else None
     if offsets is None:
         pieces = _framed(_place_items(ids, items, rules, tokenizer), bool(items), rules, tokenizer)
@@ -121,8 +116,7 @@ def _find_in_prompt_order(ids: TokenIds, items: Sequence[Item], tokenizer: Promp
 
     The search goes from left to right, so that no item is found inside another one: a frame of a video may look like a
     picture. If several items match at one place, the longest wins; among equally long ones, the item whose own text
-    precedes the place.
-    """
+    precedes the place."""
     haystack = _searchable(ids)
     waiting: dict[str, deque[int]] = {}
     for index, (modality, _) in enumerate(items):
@@ -157,7 +151,7 @@ def _length_before(ids: TokenIds, offset: int, expansion: ItemExpansion, tokeniz
 
 def _place_items(ids: TokenIds, items: Sequence[Item], rules: PromptRules, tokenizer: PromptTokenizer) -> list[Piece]:
     """Returns the prompt cut at its targets, with a Slot for every item."""
-    prefix, rest = _split_prefix(ids, tokenizer)
+    prefix, rest = tokenizer.split_prefix(ids)
     pieces: list[Piece] = [prefix, Opening(rest)]
     for modality, update in rules.updates.items():
         slots = [Slot(index) for index, (name, _) in enumerate(items) if name == modality]
@@ -246,23 +240,10 @@ def _opens_with(pieces: list[Piece], ids: TokenIds) -> bool:
     return False
 
 
-def _split_prefix(ids: TokenIds, tokenizer: PromptTokenizer) -> tuple[TokenIds, TokenIds]:
-    size = len(tokenizer.prefix)
-    return (ids[:size], ids[size:]) if np.array_equal(ids[:size], tokenizer.prefix) else (ids[:0], ids)
-
-
-def without_special_tokens(ids: TokenIds, tokenizer: PromptTokenizer) -> TokenIds:
-    """Returns `ids` without the tokenizer's own prefix and suffix."""
-    _, ids = _split_prefix(ids, tokenizer)
-    size = len(tokenizer.suffix)
-    return ids[: len(ids) - size] if size and np.array_equal(ids[-size:], tokenizer.suffix) else ids
-
-
 def _target_ids(target: str, tokenizer: PromptTokenizer) -> TokenIds | None:
     """Returns the ids to search for, or None for a text whose tokens depend on adjacent text.
 
-    Raises ValueError for a target that mixes ordinary text and tokens.
-    """
+    Raises ValueError for a target that mixes ordinary text and tokens."""
     before, ids, after = tokenizer.content(target)
     if not before and not after:
         return ids

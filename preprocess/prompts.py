@@ -8,31 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from raylens.preprocess import schema
 from raylens.preprocess.chat_template import ChatTemplate
 from raylens.preprocess.message_contents import Placeholder
 from raylens.preprocess.models.family import HFProcessor, ProcessorFamily
 from raylens.preprocess.prompt_tokenizer import PromptTokenizer, TokenIds
 from raylens.preprocess.prompt_truncation import Extent, truncate_left
-from raylens.preprocess.prompt_updates import (
-    PromptReplacement,
-    PromptRules,
-    PromptUpdate,
-    apply_updates,
-    without_special_tokens,
-)
-from raylens.preprocess.schema import (
-    ChatPrompt,
-    InterleavedPrompt,
-    InvalidRequestError,
-    ItemExpansion,
-    ItemInfo,
-    PlaceholderRange,
-    ProcessedPrompt,
-    Prompt,
-    PromptTruncation,
-    TextPrompt,
-    TokensPrompt,
-)
+from raylens.preprocess.prompt_updates import PromptReplacement, PromptRules, PromptUpdate, apply_updates
 
 _MAX_CUT_CONTEXTS = 16
 """The length limit of a prompt to be truncated, in contexts: the part that is cut off is tokenised, too."""
@@ -72,19 +54,18 @@ class PromptRenderer:
 
     def render(
         self,
-        prompt: Prompt,
-        items: Sequence[ItemInfo],
+        prompt: schema.Prompt,
+        items: Sequence[schema.ItemInfo],
         mm_hashes: Sequence[str],
         *,
-        truncation: PromptTruncation | None = None,
-    ) -> ProcessedPrompt:
+        truncation: schema.PromptTruncation | None = None,
+    ) -> schema.ProcessedPrompt:
         """Expands a prompt of any form for its `items`, with their content hashes. Items of one modality are in prompt
         order.
 
         A prompt as text and the same prompt as ids give the same result. `truncation` cuts a too long prompt from the
         left. Raises InvalidRequestError if placeholders and items do not match, or if the context has no room left for
-        an answer.
-        """
+        an answer."""
         started = time.perf_counter()
         limit = None if truncation is None else self._limit(truncation)
         try:
@@ -97,37 +78,37 @@ class PromptRenderer:
                 self._check_items([items[number] for number in numbers])
             if len(ids) >= self._max_model_len:
                 raise self._no_room(len(ids))
-        except InvalidRequestError as error:
+        except schema.InvalidRequestError as error:
             raise _of_prompt(error, prompt) from None
         if (shown := self._family.placeholder_id) is not None:
             ids[np.isin(ids, self._embed_ids)] = shown
         # So far only the items within each modality are in prompt order.
         placed = sorted(zip(placeholders, numbers, strict=True), key=lambda one: one[0].offset)
         order = [number for _, number in placed]
-        return ProcessedPrompt(
+        return schema.ProcessedPrompt(
             prompt_token_ids=ids.tolist(),
             placeholders=[placeholder for placeholder, _ in placed],
             mm_hashes=[mm_hashes[number] for number in order],
             language_inputs=[items[number].language_inputs for number in order],
             item_order=None if order == list(range(len(items))) else order,
-            is_continued=not isinstance(prompt, ChatPrompt) or prompt.continue_final_message,
+            is_continued=not isinstance(prompt, schema.ChatPrompt) or prompt.continue_final_message,
             render_seconds=time.perf_counter() - started,
             rendered_at=time.time(),
         )
 
-    def _limit(self, truncation: PromptTruncation) -> int:
+    def _limit(self, truncation: schema.PromptTruncation) -> int:
         """Returns the most tokens of a truncated prompt. Raises InvalidRequestError if there are none."""
         room = self._max_model_len - max(truncation.num_answer_tokens, 1)
         if room < 1:
             reason = f"{truncation.num_answer_tokens} leave no room in the context of {self._max_model_len} tokens"
-            raise InvalidRequestError(reason, field="max_tokens", code="context_length_exceeded")
+            raise schema.InvalidRequestError(reason, field="max_tokens", code="context_length_exceeded")
         return room if truncation.max_prompt_tokens is None else min(room, truncation.max_prompt_tokens)
 
-    def tokenize(self, prompt: ChatPrompt | TextPrompt, *, add_special_tokens: bool = True) -> list[int]:
+    def tokenize(self, prompt: schema.ChatPrompt | schema.TextPrompt, *, add_special_tokens: bool = True) -> list[int]:
         """Returns the ids of a prompt without media. Raises InvalidRequestError if it is invalid or too long."""
         try:
             ids = self._ids(prompt, add_special_tokens=add_special_tokens and self._add_special_tokens)
-        except InvalidRequestError as error:
+        except schema.InvalidRequestError as error:
             raise _of_prompt(error, prompt) from None
         found: list[int] = ids.tolist()
         return found
@@ -136,19 +117,19 @@ class PromptRenderer:
         """Returns the text of ids, special tokens included. Raises InvalidRequestError for invalid ids."""
         try:
             return self._tokenizer.decode(self._checked_ids(ids, is_cut=True))
-        except InvalidRequestError as error:
+        except schema.InvalidRequestError as error:
             raise error.for_field("tokens") from None
 
     def _ids(
-        self, prompt: Prompt, *, add_special_tokens: bool, has_items: bool = False, is_cut: bool = False
+        self, prompt: schema.Prompt, *, add_special_tokens: bool, has_items: bool = False, is_cut: bool = False
     ) -> TokenIds:
         """Returns the prompt's ids. `add_special_tokens`: with the tokenizer's own BOS and EOS. `has_items`: the prompt
         comes with media. `is_cut`: the prompt may exceed the context, because it is truncated afterwards."""
-        if isinstance(prompt, TokensPrompt):
+        if isinstance(prompt, schema.TokensPrompt):
             ids = self._rewritten_ids(self._checked_ids(prompt.token_ids, is_cut=is_cut), add_special_tokens)
-            return ids if add_special_tokens else without_special_tokens(ids, self._tokenizer)
+            return ids if add_special_tokens else self._tokenizer.without_special_tokens(ids)
         try:
-            if isinstance(prompt, TextPrompt | InterleavedPrompt):
+            if isinstance(prompt, schema.TextPrompt | schema.InterleavedPrompt):
                 text = self._plain_text(prompt, has_items=has_items)
                 self._check_length(len(text), is_cut=is_cut)
                 return self._tokenizer.encode(self._rewritten(text), add_special_tokens=add_special_tokens)
@@ -158,11 +139,12 @@ class PromptRenderer:
             bos = self._hf_tokenizer.bos_token
             adds_now = add_special_tokens and not (bos and text.startswith(bos))
             return self._tokenizer.encode(text, add_special_tokens=adds_now, is_marked=True)
-        except InvalidRequestError:
+        except schema.InvalidRequestError:
             raise
         # Tokenizers raise these for lone surrogates, or if plain text yields a marked control token as well.
         except (TypeError, ValueError) as error:
-            raise InvalidRequestError("the text cannot be tokenised", field="prompt", code="invalid_text") from error
+            reason = "the text cannot be tokenised"
+            raise schema.InvalidRequestError(reason, field="prompt", code="invalid_text") from error
 
     def _placeholder(self, modality: str, update: PromptUpdate) -> Placeholder:
         # With an insertion, items have no placeholder in the text.
@@ -171,14 +153,16 @@ class PromptRenderer:
         text = update.target.join(self._family.modalities[modality].marks)
         return Placeholder(text, needed=update.target if update.otherwise is None else "")
 
-    def _plain_text(self, prompt: TextPrompt | InterleavedPrompt, *, has_items: bool) -> str:
+    def _plain_text(self, prompt: schema.TextPrompt | schema.InterleavedPrompt, *, has_items: bool) -> str:
         """Returns the text with a placeholder for each picture."""
-        if isinstance(prompt, InterleavedPrompt):
+        if isinstance(prompt, schema.InterleavedPrompt):
             return "".join(self._placeholders["image"].text if part is None else part for part in prompt.parts)
         typed = self._family.typed_placeholder
         return prompt.text.replace(typed, self._placeholders["image"].needed) if has_items and typed else prompt.text
 
-    def _extent(self, ids: TokenIds, placeholder: PlaceholderRange, item: tuple[str, ItemExpansion]) -> Extent:
+    def _extent(
+        self, ids: TokenIds, placeholder: schema.PlaceholderRange, item: tuple[str, schema.ItemExpansion]
+    ) -> Extent:
         modality, expansion = item
         start = placeholder.offset - expansion.features.offset
         end = start + len(expansion.token_ids)
@@ -208,7 +192,7 @@ class PromptRenderer:
         is_whole = array.ndim == 1 and array.dtype.kind in "iu"
         if not is_whole or array.min(initial=0) < 0 or array.max(initial=0) >= self._vocab_size:
             reason = f"token ids must be whole numbers from 0 to {self._vocab_size - 1}"
-            raise InvalidRequestError(reason, field="prompt", code="invalid_token_id")
+            raise schema.InvalidRequestError(reason, field="prompt", code="invalid_token_id")
         return array.astype(np.int32)
 
     def _rewritten(self, text: str) -> str:
@@ -219,27 +203,27 @@ class PromptRenderer:
         """Returns the ids of the rewritten text, or the client's own ids if the text stays the same."""
         if self._family.rewrite_text is None:
             return ids
-        text = self._tokenizer.decode(without_special_tokens(ids, self._tokenizer))
+        text = self._tokenizer.decode(self._tokenizer.without_special_tokens(ids))
         rewritten = self._rewritten(text)
         return ids if rewritten == text else self._tokenizer.encode(rewritten, add_special_tokens=add_special_tokens)
 
     def _expand(
-        self, prompt: Prompt, items: Sequence[ItemInfo], *, is_cut: bool
-    ) -> tuple[TokenIds, list[PlaceholderRange]]:
+        self, prompt: schema.Prompt, items: Sequence[schema.ItemInfo], *, is_cut: bool
+    ) -> tuple[TokenIds, list[schema.PlaceholderRange]]:
         self._check_items(items)
         pairs = self._numbered(items)
         adds_special_tokens = self._add_special_tokens and (self._family.keeps_special_tokens or not items)
         ids = self._ids(prompt, add_special_tokens=adds_special_tokens, has_items=bool(items), is_cut=is_cut)
-        may_be_expanded = isinstance(prompt, TokensPrompt)
+        may_be_expanded = isinstance(prompt, schema.TokensPrompt)
         final, placeholders = apply_updates(ids, pairs, self._rules, self._tokenizer, may_be_expanded=may_be_expanded)
         num_positions = sum(int((final == embed_id).sum()) for embed_id in self._embed_ids)
         num_embeds = sum(item.num_embeds for item in items)
         if num_positions != num_embeds:
             reason = f"the prompt has {num_positions} positions for embeddings, its media fill {num_embeds}"
-            raise InvalidRequestError(reason, field="prompt", code="placeholder_mismatch")
+            raise schema.InvalidRequestError(reason, field="prompt", code="placeholder_mismatch")
         return final, placeholders
 
-    def _numbered(self, items: Sequence[ItemInfo]) -> list[tuple[str, ItemExpansion]]:
+    def _numbered(self, items: Sequence[schema.ItemInfo]) -> list[tuple[str, schema.ItemExpansion]]:
         """Returns each item's modality and expansion, with the control tokens of its number in front."""
         numbers: Counter[str] = Counter()
         pairs = []
@@ -249,22 +233,22 @@ class PromptRenderer:
             numbers[item.modality] += 1
         return pairs
 
-    def _check_items(self, items: Sequence[ItemInfo]) -> None:
+    def _check_items(self, items: Sequence[schema.ItemInfo]) -> None:
         """Raises InvalidRequestError for more items than the model's limit, or for none if the model needs some."""
         modalities = self._family.modalities
         if self._family.requires_items and not items:
             reason = f"this model takes no text alone, send media ({', '.join(modalities)}) with it"
-            raise InvalidRequestError(reason, field="prompt", code="media_required")
+            raise schema.InvalidRequestError(reason, field="prompt", code="media_required")
         for name, number in Counter(item.modality for item in items).items():
             limit = modalities[name].max_items
             if limit is not None and number > limit:
                 reason = f"{number} {name} items in one prompt, this model takes {limit}"
-                raise InvalidRequestError(reason, field="prompt", code="too_many_items")
+                raise schema.InvalidRequestError(reason, field="prompt", code="too_many_items")
 
-    def _no_room(self, num_tokens: int) -> InvalidRequestError:
+    def _no_room(self, num_tokens: int) -> schema.InvalidRequestError:
         context = f"the context of {self._max_model_len} tokens leaves no room for an answer"
         reason = f"the prompt has {num_tokens} tokens, {context}"
-        return InvalidRequestError(reason, field="prompt", code="context_length_exceeded")
+        return schema.InvalidRequestError(reason, field="prompt", code="context_length_exceeded")
 
     def _check_length(self, num_chars: int, *, is_cut: bool) -> None:
         """Raises InvalidRequestError for a text that exceeds the context in any tokenisation, before tokenising it."""
@@ -272,17 +256,17 @@ class PromptRenderer:
             reason = (
                 f"{num_chars} characters of text are more than the context of {self._max_model_len} tokens can hold"
             )
-            raise InvalidRequestError(reason, field="messages", code="context_length_exceeded")
+            raise schema.InvalidRequestError(reason, field="messages", code="context_length_exceeded")
 
 
-def _of_prompt(error: InvalidRequestError, prompt: Prompt) -> InvalidRequestError:
+def _of_prompt(error: schema.InvalidRequestError, prompt: schema.Prompt) -> schema.InvalidRequestError:
     """Returns the error with the client's name of the prompt as its field, unless it concerns another field."""
     if error.field.partition(".")[0] in ("tools", "chat_template_kwargs", "continue_final_message"):
         return error
-    return error.for_field("messages" if isinstance(prompt, ChatPrompt) else "prompt")
+    return error.for_field("messages" if isinstance(prompt, schema.ChatPrompt) else "prompt")
 
 
-def _behind(ids: TokenIds, expansion: ItemExpansion) -> ItemExpansion:
+def _behind(ids: TokenIds, expansion: schema.ItemExpansion) -> schema.ItemExpansion:
     if not len(ids):
         return expansion
     features = replace(expansion.features, offset=expansion.features.offset + len(ids))

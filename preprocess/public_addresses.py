@@ -1,7 +1,6 @@
 """Resolves names to public addresses only.
 
-The check is part of name resolution, so that the connection uses the checked address. This defeats DNS rebinding.
-"""
+The check is part of name resolution, so that the connection uses the checked address. This defeats DNS rebinding."""
 
 import asyncio
 import ipaddress
@@ -51,8 +50,7 @@ def is_literal_address(host: str) -> bool:
     """Returns whether a URL's host, without brackets, is an IP address and not a name.
 
     Raises ValueError for an address in an ambiguous form: 127.1, 0177.0.0.1, 2130706433, or 127.0.0.1. with a dot at
-    its end.
-    """
+    its end."""
     if ":" not in host and not _ENDS_IN_A_NUMBER.search(host):
         return False
     ipaddress.ip_address(host)

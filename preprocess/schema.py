@@ -24,8 +24,7 @@ ItemTensors: TypeAlias = "dict[str, torch.Tensor]"
 
 class InvalidRequestError(ValueError):
     """Input that the client has to change. `field`: its name. `reason`: the explanation, without internals. `item`: the
-    index of the prompt's item, if the error concerns one; a caller may know the client's name of that item.
-    """
+    index of the prompt's item, if the error concerns one; a caller may know the client's name of that item."""
 
     def __init__(
         self, reason: str, *, field: str, code: str = "invalid_value", status: int = 400, item: int | None = None
@@ -53,6 +52,10 @@ def invalid_media(reason: str, code: str) -> InvalidRequestError:
     return InvalidRequestError(reason, field="media", code=code)
 
 
+def invalid_option(name: str, reason: str) -> InvalidRequestError:
+    return InvalidRequestError(reason, field=f"mm_processor_kwargs.{name}", code="invalid_option")
+
+
 class ChatTemplateError(RuntimeError):
     """The model's own chat template fails, which a client cannot fix. The message holds no internals."""
 
@@ -74,8 +77,7 @@ class ChatPrompt:
 
     `tools`: functions that the model may call, in OpenAI's form. `template_kwargs`: variables of the chat template.
     `add_generation_prompt`: the prompt ends with the start of an answer. `continue_final_message`: the prompt ends
-    within the last message. The two exclude each other.
-    """
+    within the last message. The two exclude each other."""
 
     messages: list[Message]
     tools: list[dict[str, Any]] = field(default_factory=list)
@@ -130,8 +132,7 @@ class PlaceholderRange:
     """The half-open range [offset, offset + length) of prompt positions of one item's features.
 
     `is_embed[i]`: whether position offset + i takes one of the item's embeddings; other positions (row ends, tile
-    marks) keep the embedding of their token. None: all positions do.
-    """
+    marks) keep the embedding of their token. None: all positions do."""
 
     offset: int
     length: int
@@ -153,8 +154,7 @@ class ItemExpansion:
     """An item's text in the prompt, tokenised once: `before` + `token_ids` + `after`.
 
     `before` and `after`: ordinary text at its edges, mostly empty. It may merge with adjacent text of the prompt in
-    tokenisation. `token_ids`: int32, (num_tokens,). `features`: relative to `token_ids`.
-    """
+    tokenisation. `token_ids`: int32, (num_tokens,). `features`: relative to `token_ids`."""
 
     token_ids: npt.NDArray[np.int32]
     features: PlaceholderRange
@@ -196,8 +196,7 @@ class ItemInfo:
     """The metadata of one processed item, small enough to be passed by value.
 
     `num_bytes`: the size of its tensors. `is_encoded`: its tensors are embeddings, which the vision encoder skips.
-    `language_inputs`: see LanguageInputs. `times`: of the stages that processed it.
-    """
+    `language_inputs`: see LanguageInputs. `times`: of the stages that processed it."""
 
     modality: str
     expansion: ItemExpansion
@@ -225,8 +224,7 @@ class ProcessorIdentity:
     """All influences on the result of items, besides the items themselves. Part of their cache keys.
 
     `fingerprint`: of the model's processor, its settings, back end and versions. `count_dependent`: the modalities
-    whose items have another result if the prompt holds several.
-    """
+    whose items have another result if the prompt holds several."""
 
     fingerprint: str
     count_dependent: frozenset[str] = frozenset()
@@ -247,8 +245,7 @@ class ProcessedPrompt:
 
     `language_inputs[i]`: of the same item. Items are in prompt order. `item_order`: each item's index among the
     request's items; None: the prompt has all of them, in the request's order. `is_continued`: the answer continues the
-    prompt's last text. `render_seconds`: the duration of rendering; `rendered_at`: its end, wall time in seconds.
-    """
+    prompt's last text. `render_seconds`: the duration of rendering; `rendered_at`: its end, wall time in seconds."""
 
     prompt_token_ids: list[int]
     placeholders: list[PlaceholderRange]

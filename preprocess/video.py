@@ -3,8 +3,7 @@
 This module imports PyAV, and transformers when it decodes. Only the processors of video models import it.
 
 Demuxers and decoders see the given bytes only. The formats exclude playlists and lists of files, and no protocol can
-open references in a file. The memory of a file's tables is checked before a demuxer reads them.
-"""
+open references in a file. The memory of a file's tables is checked before a demuxer reads them."""
 
 import io
 import struct
@@ -52,8 +51,7 @@ class DecodedVideo:
     """`frames`: uint8 RGB of shape (num_frames, height, width, 3), upright.
 
     `metadata`: `total_num_frames`, `fps` and `duration` (seconds) of the source, `width` and `height` of `frames`, and
-    `frames_indices`, each frame's index in the source.
-    """
+    `frames_indices`, each frame's index in the source."""
 
     frames: NDArray[np.uint8]
     metadata: "VideoMetadata"
@@ -70,8 +68,7 @@ def decode_video(content: bytes, choose_frames: ChooseFrames, *, limits: VideoLi
     pass through, but a ValueError becomes an InvalidRequestError: processors of transformers raise it for too few
     frames. Decoding and conversion to RGB take one thread.
 
-    Raises InvalidRequestError for bytes that are no such video, are damaged or cut off, or exceed `limits`.
-    """
+    Raises InvalidRequestError for bytes that are no such video, are damaged or cut off, or exceed `limits`."""
     file_format = _checked_format(content)
     total: int | None = None
     for _ in range(2):
@@ -88,8 +85,7 @@ def _decode_pass(
 ) -> DecodedVideo | int:
     """Returns the video, or its real number of frames if frames were chosen by a wrong number.
 
-    `total`: the real number, if an earlier pass found it. None: the number that the file declares.
-    """
+    `total`: the real number, if an earlier pass found it. None: the number that the file declares."""
     with _refusing(content):
         container = _opened(content, file_format, limits=limits)
     with container:
@@ -128,8 +124,7 @@ def _checked_format(content: bytes) -> str:
     """Returns the only demuxer that may read the content, by its first bytes.
 
     Raises InvalidRequestError for anything but `_FORMATS`, for a truncated file, and for a file with tables out of
-    proportion.
-    """
+    proportion."""
     with _refusing(content):
         file_format = _format_of(content)
         if _is_cut_off(content, file_format):
@@ -178,8 +173,7 @@ def _decoder_pixels(limits: VideoLimits) -> int:
 def _video_stream(container: InputContainer, limits: VideoLimits) -> VideoStream:
     """Returns the first video stream, like transformers, but never the cover picture of a sound file.
 
-    Raises InvalidRequestError if there is none or its codec is not one of `_DECODERS`.
-    """
+    Raises InvalidRequestError if there is none or its codec is not one of `_DECODERS`."""
     streams = [stream for stream in container.streams.video if not stream.disposition & Disposition.attached_pic]
     if not streams:
         raise invalid_media("the file has no video stream", "invalid_video")
@@ -193,8 +187,7 @@ def _video_stream(container: InputContainer, limits: VideoLimits) -> VideoStream
 def _metadata(stream: VideoStream, total: int, limits: VideoLimits) -> "VideoMetadata":
     """Returns the metadata of a video of `total` frames, equal to that of transformers' read_video_pyav.
 
-    Raises InvalidRequestError if the video exceeds `limits`.
-    """
+    Raises InvalidRequestError if the video exceeds `limits`."""
     # Imported late, because `make_importable` must run before the import of transformers' processors.
     from transformers.video_utils import VideoMetadata
 
@@ -267,8 +260,7 @@ def _decoded(
     """Returns the frames at `indices` and, if decoding reached the end, the number of all frames, else None.
 
     Decodes from the first frame, without seeking: after a seek, a frame's index would have to be derived from its time,
-    which fails with variable frame rates or dropped frames. Only the frames at `indices` are converted and kept.
-    """
+    which fails with variable frame rates or dropped frames. Only the frames at `indices` are converted and kept."""
     frames = np.empty((0, 0, 0, 3), dtype=np.uint8)
     num_decoded, num_kept, num_pixels = 0, 0, 0
     for frame in container.decode(stream):
@@ -304,8 +296,7 @@ def _is_cut_off(content: bytes, file_format: str) -> bool:
     """Returns whether the file is cut off: it declares more bytes than it has, or is a GIF without its last byte.
     Decoders accept a truncated file silently.
 
-    MPEG-TS and live WebM declare no size, so they are never reported as cut off.
-    """
+    MPEG-TS and live WebM declare no size, so they are never reported as cut off."""
     if file_format == "mov":
         return any(kind in _MP4_BOXES and end > len(content) for kind, _, end in _boxes(content))
     if file_format == "matroska":
@@ -354,8 +345,7 @@ def _check_tables(content: bytes) -> None:
     expand to a huge index.
 
     `stsz` and `trun` declare samples without bytes of their own, and each edit of an `elst` multiplies the samples. The
-    check searches the tables by name in all boxes but the media data, at any depth, because demuxers are lenient.
-    """
+    check searches the tables by name in all boxes but the media data, at any depth, because demuxers are lenient."""
     if not any(kind == b"moov" for kind, _, _ in _boxes(content)):
         raise invalid_media("the file has no movie header, it is no video or an incomplete one", "invalid_video")
     num_samples, num_edits = 0, 1

@@ -1,8 +1,7 @@
 """Maps words of a question to cells of the grid, such as the cells of "circle" or "red circle", as a training hint.
 
 Answers alone teach this slowly, because one word of answer says little about the cells that matter. Knows scenes and
-token numbers, but no model.
-"""
+token numbers, but no model."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,8 +1,7 @@
 """Questions about scenes in a user's words, each with its only right answer.
 
 Knows scenes but neither pixels nor tokens. A `QuestionDeck` holds all questions about some pictures, and draws from
-them.
-"""
+them."""
 
 import random
 from collections import defaultdict

@@ -1,8 +1,7 @@
 """Pictures of coloured shapes on a 3x3 grid: their content and their drawing.
 
 Knows nothing about questions, tokens or models. All randomness comes from the caller's `random.Random`, so that a seed
-always gives the same picture.
-"""
+always gives the same picture."""
 
 import math
 import random

@@ -4,8 +4,7 @@
 
 First the vision tower alone learns to name the shape in each cell of the 3x3 grid. Then the whole model learns to
 answer questions. Tokenizer, chat template and configuration are the bundled ones. To evaluate the result, serve it, and
-run `python -m benchmarks.shapes_accuracy --url http://127.0.0.1:8000`.
-"""
+run `python -m benchmarks.shapes_accuracy --url http://127.0.0.1:8000`."""
 
 # ruff: noqa: E402
 from raylens.modeling.torchvision_build import make_importable

@@ -2,8 +2,7 @@
 
 A row holds one to three pictures (or none) and as many question-answer turns as fit into `ROW_TOKENS`. *Separate* turns
 see only the pictures and themselves, at the positions of a first question. In a *conversation* each turn also sees the
-earlier turns.
-"""
+earlier turns."""
 
 import io
 import random

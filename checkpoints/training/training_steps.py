@@ -1,7 +1,6 @@
 """The losses of one training step.
 
-Knows the model's parts (vision tower, projector, language model) but neither schedules nor files.
-"""
+Knows the model's parts (vision tower, projector, language model) but neither schedules nor files."""
 
 import random
 from collections.abc import Iterator
@@ -60,8 +59,7 @@ class Learner:
     def name_cells(self, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Returns each patch's scores for colour, kind and place of its cell.
 
-        Each patch learns all three, so that the language model needs to find a single patch only.
-        """
+        Each patch learns all three, so that the language model needs to find a single patch only."""
         return self.cell_head(features).float().split(CELL_HEAD_SIZES, dim=-1)  # type: ignore[no-any-return]
 
     def read(self, batch: Batch, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

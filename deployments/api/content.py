@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from raylens.deployments.api.wire import Accepted, Name, Url, WireModel
+from raylens.deployments.api.wire import Accepted, Name, WireModel
 from raylens.deployments.pipeline.media_source import MediaSource, upload_url
+
+Url = Annotated[str, StringConstraints(strip_whitespace=True)]
 
 
 class Part(WireModel):

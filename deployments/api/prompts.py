@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from raylens.deployments.api.wire import Name, Url, WireModel, at_most
+from raylens.deployments.api.content import Url
+from raylens.deployments.api.wire import Name, WireModel, at_most
 from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.preprocess.schema import InterleavedPrompt, InvalidRequestError, Prompt, TextPrompt, TokensPrompt
 

@@ -3,16 +3,7 @@
 from functools import cache
 from typing import Annotated, Any, Self, TypeAlias, TypeVar, get_args
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    StringConstraints,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 _MAX_FIELDS = 200
 _MAX_NAME_CHARS = 64
@@ -136,8 +127,6 @@ def at_most(limit: int) -> BeforeValidator:
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 """A client's name for something."""
-
-Url = Annotated[str, StringConstraints(strip_whitespace=True)]
 
 OptionName = Annotated[str, Field(max_length=64)]
 

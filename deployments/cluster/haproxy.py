@@ -14,13 +14,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
 
-from raylens.deployments.ray_internals.haproxy_config import (
-    MARK,
-    PROGRAM_VARIABLE,
-    ConnectionLimits,
-    haproxy_variables,
-    rewrite,
-)
+from raylens.deployments.ray_internals import haproxy_config
 
 BIND_VARIABLE = "RAYLENS_HTTP_HOST"
 """Environment variable: listen address of the endpoint, when it differs from Ray Serve's `http_options.host`. Ray
@@ -62,20 +56,20 @@ ERROR_PAGES: Mapping[int, str] = {
 
 def rewrite_file(file: Path, *, host: str | None) -> None:
     config = file.read_text()
-    if config.startswith(MARK):
+    if config.startswith(haproxy_config.MARK):
         return
     _, max_open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     pages = {status: file.parent / f"{status}.http" for status in ERROR_PAGES}
     for status, page in pages.items():
         page.write_bytes(ERROR_PAGES[status].encode())
     new = file.with_name(f"{file.name}.new")
-    new.write_text(rewrite(config, max_open_files=max_open_files, host=host, pages=pages))
+    new.write_text(haproxy_config.rewrite(config, max_open_files=max_open_files, host=host, pages=pages))
     new.replace(file)
 
 
 def haproxy_environment(folder: Path) -> dict[str, str]:
     """Returns the environment in which Ray Serve starts this program and keeps HAProxy's files in `folder`."""
-    return haproxy_variables(folder, Path(sysconfig.get_path("scripts")) / PROGRAM, MAX_CONNECTIONS)
+    return haproxy_config.haproxy_variables(folder, Path(sysconfig.get_path("scripts")) / PROGRAM, MAX_CONNECTIONS)
 
 
 def allow_open_files() -> str | None:
@@ -85,12 +79,12 @@ def allow_open_files() -> str | None:
     if most == resource.RLIM_INFINITY:
         most = _ENOUGH_FILES
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, min(most, _ENOUGH_FILES)), most))
-    total = ConnectionLimits.within(MAX_CONNECTIONS, most).total
+    total = haproxy_config.ConnectionLimits.within(MAX_CONNECTIONS, most).total
     if total == MAX_CONNECTIONS:
         return None
     return (
         f"warning: the endpoint takes {total} connections at a time instead of {MAX_CONNECTIONS}, because its "
-        f"processes may open {most} files. Allow them {ConnectionLimits.files_for(MAX_CONNECTIONS)} "
+        f"processes may open {most} files. Allow them {haproxy_config.ConnectionLimits.files_for(MAX_CONNECTIONS)} "
         "(`ulimit -Hn`, LimitNOFILE= of systemd, --ulimit nofile= of Docker)"
     )
 
@@ -102,7 +96,7 @@ def main() -> None:
     arguments = sys.argv[1:]
     if "-f" in arguments:
         rewrite_file(Path(arguments[arguments.index("-f") + 1]), host=os.environ.get(BIND_VARIABLE) or None)
-    os.environ.pop(PROGRAM_VARIABLE)  # else the package would find this program instead of HAProxy
+    os.environ.pop(haproxy_config.PROGRAM_VARIABLE)  # else the package would find this program instead of HAProxy
     program = get_haproxy_binary()
     # The kernel kills HAProxy when its parent thread ends: the event loop of Ray Serve's HAProxyManager.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -11,13 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raylens.deployments.ray_internals.driver import (
-    driver_job,
-    end_router_thread,
-    ended_vital_process,
-    no_driver_metrics,
-    own_sigterm_handler,
-)
+from raylens.deployments.ray_internals import driver
 
 ResultT = TypeVar("ResultT")
 
@@ -60,7 +54,7 @@ def ask_ray(call: Callable[[], ResultT], *, timeout_s: float) -> ResultT:
 
 def check_ray() -> None:
     """Raises NoRayError if one of Ray's vital processes has ended."""
-    if (ended := ended_vital_process()) is not None:
+    if (ended := driver.ended_vital_process()) is not None:
         kind, status = ended
         how = f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
         raise NoRayError(f"Ray has ended: its process {kind} was ended {how}")
@@ -80,11 +74,11 @@ def _driver(begin: Callable[[], None]) -> Iterator[None]:
 
     try:
         # A half-started driver can neither be stopped cleanly nor interrupted.
-        with no_driver_metrics(), signals_later(), own_sigterm_handler():
+        with driver.no_driver_metrics(), signals_later(), driver.own_sigterm_handler():
             begin()
         yield
     finally:
-        end_router_thread()
+        driver.end_router_thread()
         ray.shutdown()
 
 
@@ -93,7 +87,7 @@ def _join() -> None:
     import ray
 
     try:
-        ray.init(address="auto", job_config=driver_job(), log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address="auto", job_config=driver.driver_job(), log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise RuntimeError("no Ray runs on this node: `raylens node` starts it") from error
     except Exception as error:
@@ -110,7 +104,7 @@ def _start(num_cpus: float, dashboard: bool, temp_dir: Path | None) -> None:
         with one_machine(temp_dir) as private:
             ray.init(
                 address="local",
-                job_config=driver_job(),
+                job_config=driver.driver_job(),
                 num_cpus=num_cpus,
                 include_dashboard=dashboard,
                 log_to_driver=False,

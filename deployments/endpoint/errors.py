@@ -12,13 +12,7 @@ from starlette.exceptions import HTTPException
 from raylens.deployments.api.wire import ErrorBody, ErrorResponse
 from raylens.deployments.endpoint.admission import OverloadedError
 from raylens.deployments.endpoint.deadline import DeadlineError
-from raylens.deployments.stages.stage_calls import (
-    AdapterFailedError,
-    ChatTemplateFailedError,
-    PlugInFailedError,
-    StageError,
-    StageUnavailableError,
-)
+from raylens.deployments.stages import stage_calls
 from raylens.preprocess.schema import InvalidRequestError
 
 _PARTS = ("text", "refusal", "image_url", "video_url", "input_image", "image_embeds", "input_text", "output_text")
@@ -49,7 +43,7 @@ class AccessError(PermissionError):
 
 def add_error_handlers(api: FastAPI) -> None:
     """Answers every error with a JSON body in OpenAI's form."""
-    own = (AccessError, InvalidRequestError, StageUnavailableError, OverloadedError, DeadlineError)
+    own = (AccessError, InvalidRequestError, stage_calls.StageUnavailableError, OverloadedError, DeadlineError)
     for kind in (*own, HTTPException):
         api.add_exception_handler(kind, _on_error)
     api.add_exception_handler(Exception, _on_failure)
@@ -67,15 +61,15 @@ def error_response(error: Exception) -> tuple[int, ErrorResponse]:
         return error.status_code, _body(str(error.detail), "invalid_request_error")
     if isinstance(error, OverloadedError):
         return 429, _body(str(error), "rate_limit_error", code=f"overloaded_{error.reason}")
-    if isinstance(error, StageUnavailableError):
+    if isinstance(error, stage_calls.StageUnavailableError):
         return 503, _body(f"{error}, try again", "server_error", code="stage_unavailable")
     if isinstance(error, DeadlineError):
         return 504, _body(str(error), "timeout_error", code="deadline_exceeded")
-    if isinstance(error, PlugInFailedError):
+    if isinstance(error, stage_calls.PlugInFailedError):
         return 500, _body(str(error), "server_error", code="plug_in_failed")
-    if isinstance(error, AdapterFailedError):
+    if isinstance(error, stage_calls.AdapterFailedError):
         return 500, _body(str(error), "server_error", code="adapter_failed")
-    if isinstance(error, ChatTemplateFailedError):
+    if isinstance(error, stage_calls.ChatTemplateFailedError):
         return 500, _body(str(error), "server_error", code="chat_template_failed")
     return 500, _body("internal error, see the server's log", "server_error")
 
@@ -84,7 +78,7 @@ def error_kind(error: Exception) -> tuple[str, str]:
     """Returns the labels of the error metric: the stage or "ingress", and the error's code or type."""
     if isinstance(error, HTTPException):
         return "ingress", f"http_{error.status_code}"
-    stage = error.stage if isinstance(error, StageError) else "ingress"
+    stage = error.stage if isinstance(error, stage_calls.StageError) else "ingress"
     return stage, error_response(error)[1].error.code or type(error).__name__
 
 
@@ -93,7 +87,7 @@ def response_for(error: Exception) -> JSONResponse:
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     if isinstance(error, AccessError) and error.challenge is not None:
         headers["www-authenticate"] = error.challenge
-    if isinstance(error, OverloadedError | StageUnavailableError):
+    if isinstance(error, OverloadedError | stage_calls.StageUnavailableError):
         seconds = error.retry_after_s if isinstance(error, OverloadedError) else _RETRY_SECONDS
         headers["retry-after"] = str(math.ceil(seconds))
     return JSONResponse(body.model_dump(), status, headers)

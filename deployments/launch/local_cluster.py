@@ -26,14 +26,7 @@ from raylens.deployments.item_store.uploads import FOLDER_VARIABLE
 from raylens.deployments.launch.app_lifetime import end_app, start_app
 from raylens.deployments.launch.config_file import ConfigError
 from raylens.deployments.placement import lacking
-from raylens.deployments.ray_internals.environment import (
-    ONE_MACHINE,
-    RAY_ENVIRONMENT,
-    WITHOUT_DASHBOARD,
-    WITHOUT_HAPROXY,
-    draining,
-    fallback_port,
-)
+from raylens.deployments.ray_internals import environment
 from raylens.deployments.server_log import FILE_VARIABLE, ray_logging, shown
 
 _NEWS_SECONDS = 10.0
@@ -96,7 +89,7 @@ def local_ray(
         folder = stack.enter_context(private_folder())
         stack.enter_context(owned_processes(folder))
         grace_s = _NEWS_SECONDS if ingress_scales else 0  # else every ingress ends with the server
-        variables = _variables(folder, host, grace_s) | ({} if dashboard else WITHOUT_DASHBOARD)
+        variables = _variables(folder, host, grace_s) | ({} if dashboard else environment.WITHOUT_DASHBOARD)
         stack.enter_context(_environment(variables))
         if log is not None:
             stack.enter_context(shown(folder / _LOG_FILE, log))
@@ -160,11 +153,11 @@ def on_one_machine(config: AppConfig) -> AppConfig:
 def _variables(folder: Path, host: str, grace_s: float) -> dict[str, str]:
     """Returns the environment of a cluster of one machine. HAProxy's files are in `folder`, and its ports are separate
     from other clusters' ports on this machine. Without HAProxy, Ray's own proxy speaks HTTP."""
-    variables = RAY_ENVIRONMENT | ONE_MACHINE | draining(grace_s)
+    variables = environment.RAY_ENVIRONMENT | environment.ONE_MACHINE | environment.draining(grace_s)
     variables |= {FOLDER_VARIABLE: str(folder), FILE_VARIABLE: str(folder / _LOG_FILE)}
     if not HAS_HAPROXY:
-        return variables | WITHOUT_HAPROXY
-    return variables | haproxy_environment(folder) | {BIND_VARIABLE: host} | fallback_port(free_port())
+        return variables | environment.WITHOUT_HAPROXY
+    return variables | haproxy_environment(folder) | {BIND_VARIABLE: host} | environment.fallback_port(free_port())
 
 
 @contextmanager

@@ -3,20 +3,8 @@
 from collections import defaultdict, deque
 from typing import NamedTuple
 
+from raylens.deployments.operator import snapshot
 from raylens.deployments.operator.metrics_page import MetricsPage
-from raylens.deployments.operator.snapshot import (
-    Budget,
-    Cache,
-    Deployment,
-    KeyUse,
-    Latency,
-    Replica,
-    Requests,
-    Snapshot,
-    Stage,
-    Tokens,
-    Work,
-)
 
 WINDOW_SECONDS = 10.0
 _LATENCIES = {
@@ -62,7 +50,7 @@ class RecentPages:
         self._window_s = window_s
         self._pages: deque[tuple[float, MetricsPage]] = deque()
 
-    def add(self, page: MetricsPage, now: float) -> Snapshot | None:
+    def add(self, page: MetricsPage, now: float) -> snapshot.Snapshot | None:
         """Returns the snapshot since the latest page that is at least the window older, else since the oldest page.
         None without an earlier page, or after a pause of twice the window. `now`: monotonic seconds of the reading."""
         while len(self._pages) > 1 and self._pages[1][0] <= now - self._window_s:
@@ -93,20 +81,20 @@ class _Window(NamedTuple):
         return self.grown.sum(name, **labels) / self.seconds
 
 
-def summarize(earlier: MetricsPage, now: MetricsPage, seconds: float) -> Snapshot:
+def summarize(earlier: MetricsPage, now: MetricsPage, seconds: float) -> snapshot.Snapshot:
     """`seconds`: the time between the pages."""
     window = _Window(now, now.since(earlier), seconds)
-    return Snapshot(
+    return snapshot.Snapshot(
         version=next((labels["version"] for labels, _ in now.values("build_info")), ""),
         seconds=seconds,
         requests=_requests(window),
-        tokens=Tokens(
+        tokens=snapshot.Tokens(
             generated=window.total("generation_tokens_total"),
             generated_per_s=window.per_s("generation_tokens_total"),
             prompt_per_s=window.per_s("prompt_tokens_total"),
         ),
         latencies=[
-            Latency(name, *(window.grown.quantile(metric, share) for share in (0.5, 0.99)))
+            snapshot.Latency(name, *(window.grown.quantile(metric, share) for share in (0.5, 0.99)))
             for name, metric in _LATENCIES.items()
         ],
         stages=_stages(now),
@@ -127,11 +115,11 @@ def summarize(earlier: MetricsPage, now: MetricsPage, seconds: float) -> Snapsho
     )
 
 
-def _requests(window: _Window) -> Requests:
+def _requests(window: _Window) -> snapshot.Requests:
     per_s, errors_per_s = window.per_s("request_success_total"), window.per_s("request_errors_total")
     goodput = window.per_s("requests_within_slo_total")
     rejections = window.grown.sums("admission_rejections_total", "reason")
-    return Requests(
+    return snapshot.Requests(
         ended=window.total("request_success_total"),
         errors=window.total("request_errors_total"),
         per_s=per_s,
@@ -143,7 +131,7 @@ def _requests(window: _Window) -> Requests:
     )
 
 
-def _stages(now: MetricsPage) -> list[Stage]:
+def _stages(now: MetricsPage) -> list[snapshot.Stage]:
     """Several ingress replicas watch the same stages. A stage is ready if all replicas report so."""
     ready: dict[tuple[str, str], bool] = {}
     for labels, is_ready in now.values("stage_ready"):
@@ -155,27 +143,27 @@ def _stages(now: MetricsPage) -> list[Stage]:
             ages[labels.get("model", ""), labels["stage"]].append(age)
     has_one_model = len({model for model, _ in ready}) < 2
     return [
-        Stage("" if has_one_model else model, name, ready[model, name], min(ages[model, name], default=None))
+        snapshot.Stage("" if has_one_model else model, name, ready[model, name], min(ages[model, name], default=None))
         for model, name in sorted(ready, key=lambda key: (key[0], _place(key[1].capitalize())))
     ]
 
 
-def _deployments(window: _Window) -> list[Deployment]:
+def _deployments(window: _Window) -> list[snapshot.Deployment]:
     found = []
     starts = window.now.sums("replica_starts_total", "deployment")
     for name in sorted(starts, key=_place):
         replicas = len(window.now.values("replica_start_time_seconds", deployment=name))
         works = [_work(kind, name, window) for kind in _KINDS if window.now.values(kind.done[0], deployment=name)]
-        found.append(Deployment(name, replicas, max(0, int(starts[name]) - replicas), works))
+        found.append(snapshot.Deployment(name, replicas, max(0, int(starts[name]) - replicas), works))
     return found
 
 
-def _work(kind: _Kind, deployment: str, window: _Window) -> Work:
+def _work(kind: _Kind, deployment: str, window: _Window) -> snapshot.Work:
     def gauge(name: str | None) -> float | None:
         return None if name is None else window.now.sum(name, deployment=deployment)
 
     per_s = sum(window.per_s(name, deployment=deployment) for name in kind.done)
-    return Work(kind.name, gauge(kind.waiting), gauge(kind.in_work), per_s, kind.unit)
+    return snapshot.Work(kind.name, gauge(kind.waiting), gauge(kind.in_work), per_s, kind.unit)
 
 
 def _place(deployment: str) -> tuple[int, str]:
@@ -185,7 +173,7 @@ def _place(deployment: str) -> tuple[int, str]:
     return kinds.index(kind) if kind in kinds else len(kinds), deployment
 
 
-def _replicas(now: MetricsPage) -> list[Replica]:
+def _replicas(now: MetricsPage) -> list[snapshot.Replica]:
     def by_replica(name: str) -> dict[tuple[str, str], float]:
         return {(labels["deployment"], labels["replica"]): value for labels, value in now.values(name)}
 
@@ -194,21 +182,21 @@ def _replicas(now: MetricsPage) -> list[Replica]:
     for labels, started_at in now.values("replica_start_time_seconds"):
         own = labels["deployment"], labels["replica"]
         gauges = (int(count.get(own, 0)) if own in usage else None for count in counts)
-        found.append(Replica(*own, labels.get("node", ""), started_at, usage.get(own), *gauges))
+        found.append(snapshot.Replica(*own, labels.get("node", ""), started_at, usage.get(own), *gauges))
     return sorted(found, key=lambda replica: (_place(replica.deployment), replica.started_at, replica.name))
 
 
-def _item_cache(name: str, metric: str, window: _Window) -> Cache:
+def _item_cache(name: str, metric: str, window: _Window) -> snapshot.Cache:
     num_bytes, capacity = window.now.sum(f"{metric}_bytes"), window.now.sum(f"{metric}_capacity_bytes")
     sizes = num_bytes, capacity, _ratio(num_bytes, capacity)
-    return Cache(name, "items", *_hits(metric, window), window.total(f"{metric}_evictions_total"), *sizes)
+    return snapshot.Cache(name, "items", *_hits(metric, window), window.total(f"{metric}_evictions_total"), *sizes)
 
 
-def _prefix_cache(window: _Window) -> Cache:
+def _prefix_cache(window: _Window) -> snapshot.Cache:
     """The prefix cache's blocks are in the KV caches. `usage`: mean usage of the KV caches."""
     metric = "kv_cache_usage_perc"
     usage = _ratio(window.now.sum(metric), len(window.now.values(metric)))
-    return Cache("prefixes", "tokens", *_hits("prefix_cache", window), None, None, None, usage)
+    return snapshot.Cache("prefixes", "tokens", *_hits("prefix_cache", window), None, None, None, usage)
 
 
 def _hits(metric: str, window: _Window) -> tuple[float | None, float]:
@@ -217,16 +205,16 @@ def _hits(metric: str, window: _Window) -> tuple[float | None, float]:
     return _ratio(window.grown.sum(f"{metric}_hits_total"), window.grown.sum(queries)), window.per_s(queries)
 
 
-def _budgets(now: MetricsPage) -> list[Budget]:
+def _budgets(now: MetricsPage) -> list[snapshot.Budget]:
     """Each ingress replica reports the total limit, and its own requests' use."""
     limits: dict[str, float] = {}
     for labels, limit in now.values("admission_limit"):
         limits[labels["resource"]] = max(limit, limits.get(labels["resource"], 0.0))
     used = now.sums("admission_used", "resource")
-    return [Budget(name, used.get(name, 0.0), limits[name]) for name in _RESOURCES if name in limits]
+    return [snapshot.Budget(name, used.get(name, 0.0), limits[name]) for name in _RESOURCES if name in limits]
 
 
-def _keys(window: _Window) -> list[KeyUse]:
+def _keys(window: _Window) -> list[snapshot.KeyUse]:
     """Returns the keys with the most tokens in the window, then since the start."""
 
     def tokens(page: MetricsPage) -> dict[str, float]:
@@ -236,7 +224,7 @@ def _keys(window: _Window) -> list[KeyUse]:
     requests, new_requests = (page.sums("api_key_requests_total", "api_key") for page in (window.now, window.grown))
     all_tokens, new_tokens = tokens(window.now), tokens(window.grown)
     uses = [
-        KeyUse(
+        snapshot.KeyUse(
             name=key,
             requests=int(count),
             tokens=int(all_tokens.get(key, 0.0)),

@@ -12,16 +12,10 @@ from raylens.deployments.replica_start import Replica, start_replica
 from raylens.deployments.request_context import RequestContext, in_request
 from raylens.deployments.routing.work_scaling import PendingWork
 from raylens.deployments.server_log import process_name
+from raylens.deployments.stages import process_setup
 from raylens.deployments.stages.engine_loop import EngineDiedError, EngineLoop
 from raylens.deployments.stages.memory_turn import memory_turn
 from raylens.deployments.stages.preprocess_stage import load_model_processor, plugin_choice
-from raylens.deployments.stages.process_setup import (
-    ENCODER_NICENESS,
-    give_way_to_answers,
-    kernels_in_use,
-    set_up_torch,
-    skip_startup_objects,
-)
 from raylens.deployments.tracing.spans import Spans
 from raylens.deployments.wire.stage_messages import EmbeddingInfo, Heartbeat
 from raylens.deployments.wire.tensor_wire import PackedItem, PackedTensor
@@ -50,20 +44,20 @@ class Encode(Replica):
         is_alone = spans is None
         if spans is None:
             spans = start_replica("encode", config)
-            set_up_torch(config.encode.num_cpus)
+            process_setup.set_up_torch(config.encode.num_cpus)
         self._spans = spans
         # A Generate replica's turn covers its encoder.
         with memory_turn(config.encoder_device) if is_alone else nullcontext():
             self._engine = self._load(config)
-        give_way = partial(give_way_to_answers, ENCODER_NICENESS)
+        give_way = partial(process_setup.give_way_to_answers, process_setup.ENCODER_NICENESS)
         self._loop: EngineLoop[EncodeOutput] = EngineLoop(
             self._engine, name="encoder-engine", step_timeout_s=config.step_timeout_s, initializer=give_way
         )
         self._metrics = EncodeMetrics()
         self._pending = PendingWork(BATCHES)
-        self._details = kernels_in_use(config.part_device(config.encode.tower))
+        self._details = process_setup.kernels_in_use(config.part_device(config.encode.tower))
         self._report_regularly(self._report)
-        skip_startup_objects()
+        process_setup.skip_startup_objects()
 
     def _load(self, config: AppConfig) -> "EncoderEngine":
         from raylens.encoder.config import EncoderConfig

@@ -15,32 +15,16 @@ from raylens.deployments.replica_start import Replica, start_replica
 from raylens.deployments.request_context import RequestContext, in_request
 from raylens.deployments.routing.work_scaling import PendingWork
 from raylens.deployments.server_log import process_name
+from raylens.deployments.stages import process_setup
 from raylens.deployments.stages.item_queue import ItemQueue
 from raylens.deployments.stages.object_contents import received
-from raylens.deployments.stages.process_setup import (
-    PREPROCESS_NICENESS,
-    give_back_free_memory,
-    give_way_to_answers,
-    set_up_torch,
-    skip_startup_objects,
-)
 from raylens.deployments.wire.stage_messages import Heartbeat, ItemJob, ServedModel
 from raylens.deployments.wire.tensor_wire import PackedItem, PackedTensor
-from raylens.preprocess.schema import (
-    ChatPrompt,
-    InvalidRequestError,
-    ItemInfo,
-    ProcessedPrompt,
-    Prompt,
-    PromptTruncation,
-    Stopwatch,
-    TextPrompt,
-)
+from raylens.preprocess import schema
 
 if TYPE_CHECKING:
     from raylens.preprocess.processor import MultiModalProcessor
     from raylens.preprocess.prompts import PromptRenderer
-    from raylens.preprocess.schema import ItemTensors
     from raylens.preprocess.vision_plugins.interface import PluginParams
     from raylens.preprocess.vision_plugins.registry import VisionPluginChoice
 
@@ -58,19 +42,19 @@ class Preprocess(Replica):
 
     def __init__(self, config: AppConfig) -> None:
         self._spans = start_replica("preprocess", config)
-        give_way_to_answers(PREPROCESS_NICENESS)
-        set_up_torch(config.preprocess.num_cpus)
+        process_setup.give_way_to_answers(process_setup.PREPROCESS_NICENESS)
+        process_setup.set_up_torch(config.preprocess.num_cpus)
         self._processor = load_model_processor(config)
         self._items = ItemQueue(ThreadPoolExecutor(max_workers=1, thread_name_prefix="items"))
         self._prompt_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
         self._pending = PendingWork(PIXELS)
         self._metrics = PreprocessMetrics()
         self._report_regularly(self._report)
-        skip_startup_objects()
+        process_setup.skip_startup_objects()
 
-    async def process_item(self, job: ItemJob) -> AsyncGenerator[PackedItem | PackedTensor | ItemInfo]:
+    async def process_item(self, job: ItemJob) -> AsyncGenerator[PackedItem | PackedTensor | schema.ItemInfo]:
         """Yields the item's tensors, or the embeddings that the client sent, and the ItemInfo."""
-        watch = Stopwatch()
+        watch = schema.Stopwatch()
         # The block ends before the first yield: a generator dropped there would keep counting until it is collected.
         status = "error"
         try:
@@ -86,7 +70,9 @@ class Preprocess(Replica):
         yield info
         self._spans.record(job.context, info.times)  # after the yield, off the critical path
 
-    def _process(self, job: ItemJob, content: bytes, watch: Stopwatch) -> "tuple[ItemInfo, ItemTensors]":
+    def _process(
+        self, job: ItemJob, content: bytes, watch: schema.Stopwatch
+    ) -> tuple[schema.ItemInfo, schema.ItemTensors]:
         """`watch` started when the job arrived."""
         queued, items = watch.read("processor_queue"), self._processor.items
         work = items.accept if job.is_precomputed else items.process
@@ -94,18 +80,18 @@ class Preprocess(Replica):
             info, tensors = work(job.modality, content, num_in_prompt=job.num_in_prompt, options=job.options)
         finally:
             if job.num_pixels >= _LARGE_PIXELS and not job.is_precomputed:
-                give_back_free_memory()
+                process_setup.give_back_free_memory()
         times = tuple(replace(one, place=process_name()) for one in (queued, *info.times))
         return replace(info, times=times), tensors
 
     async def render(
         self,
-        prompt: Prompt,
+        prompt: schema.Prompt,
         mm_hashes: list[str],
-        truncation: PromptTruncation | None,
+        truncation: schema.PromptTruncation | None,
         context: RequestContext,
-        *items: ItemInfo,
-    ) -> AsyncGenerator[ProcessedPrompt]:
+        *items: schema.ItemInfo,
+    ) -> AsyncGenerator[schema.ProcessedPrompt]:
         """Yields the result of `PromptRenderer.render`. Ray resolves references among `items` before the call."""
         prompts = self._processor.prompts
         with in_request(context):
@@ -113,7 +99,7 @@ class Preprocess(Replica):
         yield made
         self._spans.record(context, [made.render_time(process_name())])
 
-    async def tokenize(self, prompt: ChatPrompt | TextPrompt, add_special_tokens: bool) -> list[int]:
+    async def tokenize(self, prompt: schema.ChatPrompt | schema.TextPrompt, add_special_tokens: bool) -> list[int]:
         prompts = self._processor.prompts
         return await self._on_prompt_thread(lambda: prompts.tokenize(prompt, add_special_tokens=add_special_tokens))
 
@@ -139,15 +125,15 @@ class Preprocess(Replica):
 
 def rendered(
     prompts: "PromptRenderer",
-    prompt: Prompt,
-    items: Sequence[ItemInfo],
+    prompt: schema.Prompt,
+    items: Sequence[schema.ItemInfo],
     mm_hashes: Sequence[str],
-    truncation: PromptTruncation | None,
-) -> ProcessedPrompt:
+    truncation: schema.PromptTruncation | None,
+) -> schema.ProcessedPrompt:
     """Like `PromptRenderer.render`, but also raises InvalidRequestError for a prompt without tokens."""
     processed = prompts.render(prompt, items, mm_hashes, truncation=truncation)
     if not processed.prompt_token_ids:
-        raise InvalidRequestError("the prompt has no token", field="prompt", code="empty_prompt")
+        raise schema.InvalidRequestError("the prompt has no token", field="prompt", code="empty_prompt")
     return processed
 
 

@@ -31,8 +31,7 @@ class Division:
     `take(item, start, stop)`: returns the units [start, stop) as an item of the same `batch_key`. Its tensors may be
     views.
     `join(stretches)`: returns the item's embeddings from the embeddings of consecutive stretches, each (num_embeds,
-    embedding_size).
-    """
+    embedding_size)."""
 
     num_units: Callable[[ItemTensors], int]
     take: Callable[[ItemTensors, int, int], ItemTensors]
@@ -48,8 +47,7 @@ class VisionModality:
     `batch_key(item)`: returns a key. Items with equal keys may share a batch.
     `on_host`: names of tensors that the model's Python code reads, such as sizes. They stay on the CPU, because reading
     them from a GPU would wait for all queued work.
-    `division`: of large items. None: every item is encoded whole.
-    """
+    `division`: of large items. None: every item is encoded whole."""
 
     encode: Callable[[PreTrainedModel, Sequence[ItemTensors]], list[torch.Tensor]]
     num_patches: Callable[[PreTrainedConfig, ItemTensors], int]

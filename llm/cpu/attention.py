@@ -1,8 +1,7 @@
 """Attention on the CPU by PyTorch's matrix products, for the cases that `kernel_attention` does not support.
 
 The cache is mostly read in place: a sequence's blocks are mostly consecutive, see `BlockManager`, so its positions form
-a few long stretches. Keys and values of a head are contiguous over positions, so a stretch is a matrix.
-"""
+a few long stretches. Keys and values of a head are contiguous over positions, so a stretch is a matrix."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
 """Compiles decoder layers with torch.compile: norms, rotary embeddings, activations and sums become a kernel each.
 
 Without it they are some thirty small kernels a layer, most of a step's launches. Layers of one kind share compiled
-code. Attention and collectives between ranks are not compiled.
-"""
+code. Attention and collectives between ranks are not compiled."""
 
 import logging
 from collections.abc import Callable

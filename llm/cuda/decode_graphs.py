@@ -1,8 +1,7 @@
 """Runs decode steps as CUDA graphs: kernels are recorded once, then launched by a single call.
 
 Each of some batch sizes has a graph; all share one input buffer. A step takes the smallest graph that fits and pads the
-remaining rows.
-"""
+remaining rows."""
 
 from collections.abc import Callable
 
@@ -118,13 +117,6 @@ class DecodeGraphs:
                 slot_mapping=wide[:, _SLOT].contiguous(),
                 logits_rows=self._logits_rows[:size],
                 embed_rows=self._logits_rows[:0],
-                embeds=[],
-                block_tables=[],
-                query_lengths=[],
-                context_lengths=[],
-                prompt_lengths=[],
-                span_members=[],
-                scored=[],
             )
             return self._forward(step, self._attention.prepare_decodes(step.slot_mapping, contexts, self._max_length))
 

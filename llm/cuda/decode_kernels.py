@@ -4,8 +4,7 @@ Each context is divided into splits, so that a few long sequences keep a whole G
 
 Triton specializes a kernel on constants, types, integers equal to 1, and integers and addresses that are multiples of
 16. Arguments that vary between steps are excluded. One layer then has three kernels: for whole contexts, for splits,
-and for merging. `first_steps` compiles them at start-up.
-"""
+and for merging. `first_steps` compiles them at start-up."""
 
 from dataclasses import dataclass
 

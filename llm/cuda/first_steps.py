@@ -34,21 +34,16 @@ def _step(chunks: Sequence[tuple[int, int]], *, block: int, block_size: int, num
     """`chunks`: the number of tokens of each, and of positions up to its end."""
     lengths, ends = [length for length, _ in chunks], [end for _, end in chunks]
     num_tokens = sum(lengths)
-    none = torch.empty(0, dtype=torch.int64)
     return StepInput(
         token_ids=torch.zeros(num_tokens, dtype=torch.int64),
         # Zeros, because some rotary embeddings adapt to the longest context so far.
         positions=torch.zeros(num_rope_axes, num_tokens, dtype=torch.int64),
         slot_mapping=torch.full((num_tokens,), block * block_size),
         logits_rows=torch.tensor(lengths).cumsum(0) - 1,
-        embed_rows=none,
-        embeds=[],
         block_tables=[[block] * -(-end // block_size) for end in ends],
         query_lengths=lengths,
         context_lengths=ends,
         prompt_lengths=ends,
-        span_members=[],
-        scored=[],
     )
 
 

@@ -1,7 +1,6 @@
 """Runs the same steps on all ranks: rank 0 sends each step, and the other ranks receive and run it.
 
-A message has no adapters, because a model on several ranks serves none.
-"""
+A message has no adapters, because a model on several ranks serves none."""
 
 from collections.abc import Callable
 from dataclasses import fields

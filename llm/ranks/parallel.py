@@ -1,7 +1,6 @@
 """The group of processes that run one model together. Rank 0 leads, and all ranks take part in each collective.
 
-An engine has a group of its own, not torch's global default group, so that one process can hold several engines.
-"""
+An engine has a group of its own, not torch's global default group, so that one process can hold several engines."""
 
 import socket
 from collections.abc import Callable

@@ -1,7 +1,6 @@
 """Layers with one rank's part of a weight. Parameter names are the same as in the replaced layers.
 
-A column-parallel layer needs no class: it is a plain `nn.Linear` with fewer output features.
-"""
+A column-parallel layer needs no class: it is a plain `nn.Linear` with fewer output features."""
 
 from typing import TypeVar
 

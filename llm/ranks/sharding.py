@@ -1,8 +1,7 @@
 """Divides a decoder, its embedding and its head among ranks, by transformers' plan for the model.
 
 A column-parallel layer keeps its outputs on the rank, and the next, row-parallel layer sums over all ranks. Each
-attention head and each column of an MLP is thus computed on the rank with its weights.
-"""
+attention head and each column of an MLP is thus computed on the rank with its weights."""
 
 import re
 from collections.abc import Callable

@@ -2,8 +2,7 @@
 
 The library (llguidance) matches bytes, so any tokenizer of the `tokenizers` library works, and a token may span
 several terminals. It compiles in milliseconds, because it computes masks on demand. A mask may take longer than a step
-of the model, so separate threads start on it once the previous token is known.
-"""
+of the model, so separate threads start on it once the previous token is known."""
 
 import logging
 import os

@@ -4,8 +4,7 @@ within bounds.
 A grammar of a few hundred bytes can take minutes to compile, exhaust memory, or overflow the stack, and a thread that
 compiles it cannot be stopped. A child process therefore compiles each new grammar first. The kernel limits the child's
 time and memory. The next grammar gets a new child if the limits ended the last one. The child imports neither torch nor
-transformers, so that it starts fast.
-"""
+transformers, so that it starts fast."""
 
 import json
 import os

@@ -1,7 +1,6 @@
 """Edits logits before greedy choice and sampling: grammar, exclusions, `min_tokens`, bias and penalties.
 
-Most edits handle all their rows at once and touch only the affected tokens.
-"""
+Most edits handle all their rows at once and touch only the affected tokens."""
 
 from collections.abc import Sequence
 
@@ -34,8 +33,7 @@ def plan_edits(values: HostValues, states: Sequence[SamplerState]) -> list[Edit]
     6. `repetition_penalty`, for tokens of prompt and output: multiplies a negative logit, divides any other, like
        transformers' RepetitionPenaltyLogitsProcessor
     7. `frequency_penalty` times the token's count in the output, and `presence_penalty` once for a token of the output:
-       are subtracted, as OpenAI defines it
-    """
+       are subtracted, as OpenAI defines it"""
     rows = [(row, state) for row, state in enumerate(states) if state.edits_logits]
     edits: list[Edit] = []
     if constrained := [(row, state.matcher) for row, state in rows if state.matcher is not None]:

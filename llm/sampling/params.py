@@ -35,8 +35,7 @@ class SamplingParams:
     - `n`: the number of answers to the prompt
     - `structured_output`: the form of the answer
 
-    Raises InvalidRequestError with the field, its limit and its value.
-    """
+    Raises InvalidRequestError with the field, its limit and its value."""
 
     n: Annotated[int, bounds.NUM_ANSWERS] = 1
     max_tokens: Annotated[int, bounds.NUM_TOKENS] | None = None

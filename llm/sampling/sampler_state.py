@@ -64,8 +64,7 @@ class SamplerState:
         compiled `params.structured_output`. `excluded`: by `params` and the model. `index`: the number of this answer
         among the request's `params.n`. Each answer has its own stream of random numbers, even with a seed.
 
-        Raises InvalidRequestError with the field, for tokens outside the vocabulary.
-        """
+        Raises InvalidRequestError with the field, for tokens outside the vocabulary."""
         if (grammar is None) != (params.structured_output is None):
             raise ValueError("a grammar is required exactly if params.structured_output is set")
         check_vocabulary("logit_bias", params.logit_bias, vocab_size)

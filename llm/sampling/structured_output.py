@@ -25,8 +25,7 @@ class StructuredOutput:
     - `choice`: the answer is one of these texts
 
     Raises InvalidRequestError with the field. `grammar.GrammarCompiler.compile` checks later whether a schema, regex or
-    grammar can be compiled.
-    """
+    grammar can be compiled."""
 
     json_schema: Mapping[str, Any] | str | None = None
     json_object: bool = False

@@ -1,8 +1,7 @@
 """Applies `min_p`, `top_k` and `top_p`, which limit the tokens that may be drawn.
 
 A row is cut at a threshold on its logits, never at a rank. Tokens of equal logits are thus kept or cut together, and
-the result does not depend on other rows of the batch.
-"""
+the result does not depend on other rows of the batch."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -31,8 +30,7 @@ def plan_truncation(values: HostValues, states: Sequence[SamplerState]) -> list[
     1. `min_p`: tokens less likely than `min_p` times the likeliest, like transformers' MinPLogitsWarper
     2. `top_k`: tokens less likely than the k-th, like transformers' TopKLogitsWarper
     3. `top_p`: tokens beyond the likeliest ones with a mass of at least `top_p`, like transformers' TopPLogitsWarper.
-       The likeliest token always stays.
-    """
+       The likeliest token always stays."""
     cuts = []
     if by_share := [row for row, state in enumerate(states) if state.params.min_p]:
         min_p = values.add(np.array([states[row].params.min_p for row in by_share], dtype=np.float32))

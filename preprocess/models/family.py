@@ -9,7 +9,7 @@ from PIL import Image
 from raylens.preprocess.field_layout import Fields, Outputs, first_row
 from raylens.preprocess.media import MediaLimits, decode_image
 from raylens.preprocess.prompt_updates import FrameInsertion, PromptReplacement, PromptUpdate
-from raylens.preprocess.schema import InvalidRequestError, ItemTensors
+from raylens.preprocess.schema import ItemTensors, invalid_option
 
 HFProcessor: TypeAlias = Any
 """The model's Hugging Face processor (a ProcessorMixin), which is not typed."""
@@ -76,8 +76,7 @@ class Modality:
     `content_fields`: integer fields that do not follow from the size.
     `options`: settings that a client may change per request, by name; `largest_options`: option values that make an
     item larger than the model's own settings do.
-    `among_others`: replaces this declaration if the prompt has more than one item of the modality.
-    """
+    `among_others`: replaces this declaration if the prompt has more than one item of the modality."""
 
     fields: Fields
     update: Callable[[HFProcessor], PromptUpdate] = lambda processor: PromptReplacement(image_token(processor))
@@ -113,8 +112,7 @@ class ProcessorFamily:
     `rewrite_text`: changes a prompt's text before all other steps. `mend`: repairs a loaded processor. `backends`: the
     back ends of the family's processor in transformers. `placeholder_id`: the token id at positions of embeddings in
     finished prompts; None: the embed token's. `typed_placeholder`: the client's text for a picture, if it is not a
-    token; in a prompt without media it is ordinary text.
-    """
+    token; in a prompt without media it is ordinary text."""
 
     processor_class: Any
     modalities: Mapping[str, Modality]
@@ -150,7 +148,3 @@ def bounded(*names: str, bounds: Callable[[HFProcessor], tuple[int, int]] | None
         return parse
 
     return {name: option(name) for name in names}
-
-
-def invalid_option(name: str, reason: str) -> InvalidRequestError:
-    return InvalidRequestError(reason, field=f"mm_processor_kwargs.{name}", code="invalid_option")

@@ -71,9 +71,7 @@ def _spell_out_task(processor: HFProcessor, text: str) -> str:
 
 FLORENCE2 = ProcessorFamily(
     processor_class="Florence2Processor",
-    modalities={
-        "image": replace(FIXED_IMAGE, update=lambda processor: PromptInsertion(Position.START), max_items=1),
-    },
+    modalities={"image": replace(FIXED_IMAGE, update=lambda processor: PromptInsertion(Position.START), max_items=1)},
     frame=lambda processor: _bos_and(processor, processor.tokenizer.eos_token),
     rewrite_text=_spell_out_task,
 )

@@ -3,7 +3,8 @@
 import math
 
 from raylens.preprocess.field_layout import Outputs, whole
-from raylens.preprocess.models.family import HFProcessor, Kwargs, Modality, ProcessorFamily, bounded, invalid_option
+from raylens.preprocess.models.family import HFProcessor, Kwargs, Modality, ProcessorFamily, bounded
+from raylens.preprocess.schema import invalid_option
 
 _MAX_CROPS = "pan_and_scan_max_num_crops"
 

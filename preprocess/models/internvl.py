@@ -25,11 +25,7 @@ def _largest(processor: HFProcessor, kwargs: Kwargs) -> list[Size]:
 INTERNVL = ProcessorFamily(
     processor_class="InternVLProcessor",
     modalities={
-        "image": Modality(
-            fields={"pixel_values": whole},
-            size_outputs=_size_outputs,
-            largest=_largest,
-        ),
+        "image": Modality(fields={"pixel_values": whole}, size_outputs=_size_outputs, largest=_largest),
         # Frames take the same token as tiles; Hugging Face concatenates both in `pixel_values`.
         "video": replace(FIXED_FRAMES, embed_token=image_token),
     },

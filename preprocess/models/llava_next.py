@@ -47,8 +47,7 @@ def _largest_onevision(processor: HFProcessor, kwargs: Kwargs) -> list[tuple[int
 
     One size is enough for each number: the largest one with this number that fills the grid's other side. If this
     picture gets another grid, so does every other picture with this number: a picture gets the smallest grid that shows
-    all its pixels, and a smaller grid that shows a picture of this size also shows a narrower one.
-    """
+    all its pixels, and a smaller grid that shows a picture of this size also shows a narrower one."""
     tile = _tile(processor)
     tile_tokens = math.isqrt(processor.num_image_tokens)  # along a side
 

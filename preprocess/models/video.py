@@ -9,18 +9,9 @@ from transformers.video_utils import VideoMetadata
 
 from raylens.preprocess.field_layout import Outputs, blank_pixels, first_row
 from raylens.preprocess.media import MediaLimits, VideoLimits, check_shape
-from raylens.preprocess.models.family import (
-    DEFAULT_FRAMES,
-    HFProcessor,
-    Kwargs,
-    Modality,
-    Option,
-    Size,
-    bounded,
-    invalid_option,
-)
+from raylens.preprocess.models.family import DEFAULT_FRAMES, HFProcessor, Kwargs, Modality, Option, Size, bounded
 from raylens.preprocess.prompt_updates import PromptReplacement
-from raylens.preprocess.schema import invalid_media
+from raylens.preprocess.schema import invalid_media, invalid_option
 from raylens.preprocess.video import DecodedVideo, decode_video
 
 MAX_FPS = 30
@@ -89,8 +80,7 @@ def _sample(processor: HFProcessor, kwargs: Kwargs, metadata: VideoMetadata, *, 
     """Chooses frames as `BaseVideoProcessor.preprocess` does: by the request's settings, or else by the processor's.
 
     Without any setting, frames are evenly spaced, and a short video keeps all. Raises InvalidRequestError if the
-    processor finds no frames.
-    """
+    processor finds no frames."""
     part, total = processor.video_processor, metadata.total_num_frames
     if total < least_frames(processor):
         return np.arange(total)  # samplers reject so few frames; `run` repeats the last to fill a token

@@ -19,8 +19,7 @@ class VisionPlugin(Protocol):
 
     A plug-in may have a method `load`, without arguments. Only the process that embeds pictures calls it, once, before
     `embed_images`: weights belong there. A plug-in that loads its weights when it is made works, too, but each replica
-    of Preprocess then holds them.
-    """
+    of Preprocess then holds them."""
 
     def name(self) -> str:
         """Returns the name by which users choose the pipeline."""

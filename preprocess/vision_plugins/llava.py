@@ -2,8 +2,7 @@
 
 Options: `vision_model`, the folder or hub id of a CLIP model, and `projector`, a folder or hub id with the file
 `mm_projector.bin` that LLaVA's authors publish. Sources: https://arxiv.org/abs/2304.08485 for version 1,
-https://arxiv.org/abs/2310.03744 for 1.5.
-"""
+https://arxiv.org/abs/2310.03744 for 1.5."""
 
 from typing import Any
 

@@ -2,8 +2,7 @@
 
 Options: `vision_model`, the folder or hub id of a BLIP-2 model, and `projector`, a folder, hub id or file with the
 weights of the layer, `pretrained_minigpt4.pth` as MiniGPT-4's authors publish it. Source:
-https://arxiv.org/abs/2304.10592.
-"""
+https://arxiv.org/abs/2304.10592."""
 
 from typing import Any
 

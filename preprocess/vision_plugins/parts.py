@@ -32,8 +32,7 @@ class PlacedPart:
 def read_weights(place: str, name: str) -> dict[str, Any]:
     """Returns the tensors of the file `name` in a folder or a repository of the hub, or of the file that `place` is.
 
-    Only tensors are read: a pickle with anything else in it raises VisionPluginError, and so does a missing file.
-    """
+    Only tensors are read: a pickle with anything else in it raises VisionPluginError, and so does a missing file."""
     try:
         file = Path(place)
         if not file.exists():

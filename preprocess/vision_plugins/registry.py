@@ -19,8 +19,7 @@ class VisionPluginChoice:
     """The plug-in that adds a vision encoder to a text model.
 
     `name`: None: the one that a module finds for the model's name. `folder`: a folder of further modules, whose code is
-    run; None: only installed packages are looked through.
-    """
+    run; None: only installed packages are looked through."""
 
     name: str | None
     folder: str | None
@@ -35,8 +34,7 @@ def installed_plugins() -> list[str]:
 def find_plugin(choice: VisionPluginChoice, model: str) -> VisionPlugin:
     """Returns the chosen plug-in for a text model, a folder or a hub id. The model's name is the last part of that.
 
-    Raises VisionPluginError if there is none, if a module cannot be imported, and if a plug-in breaks the interface.
-    """
+    Raises VisionPluginError if there is none, if a module cannot be imported, and if a plug-in breaks the interface."""
     model_name = model.rstrip("/").rsplit("/", 1)[-1]
     for source, module in _modules(choice):
         try:

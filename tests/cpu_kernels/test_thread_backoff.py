@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from raylens.cpu_kernels import thread_backoff
-from raylens.cpu_kernels.thread_backoff import ThreadBackoff
+from raylens.cpu_kernels import threads as kernel_threads
+from raylens.cpu_kernels.threads import ThreadBackoff
 
 STEP_SECONDS = 0.03
 
@@ -25,10 +25,10 @@ class Machine:
         self.switches_per_step = 1
         self.computing_share = 1.0
         self.num_idle = 0.0
-        monkeypatch.setattr(thread_backoff, "perf_counter", lambda: self.seconds)
-        monkeypatch.setattr(thread_backoff, "_idle_core_seconds", lambda: self.idle_seconds)
-        monkeypatch.setattr(thread_backoff, "process_time", lambda: self.cpu_seconds)
-        monkeypatch.setattr(thread_backoff, "_involuntary_switches", lambda: self.num_switches)
+        monkeypatch.setattr(kernel_threads, "perf_counter", lambda: self.seconds)
+        monkeypatch.setattr(kernel_threads, "_idle_core_seconds", lambda: self.idle_seconds)
+        monkeypatch.setattr(kernel_threads, "process_time", lambda: self.cpu_seconds)
+        monkeypatch.setattr(kernel_threads, "_involuntary_switches", lambda: self.num_switches)
 
     def want_cores(self, *, idle: float = 0.0) -> None:
         """Has others compute all the time, but for so many idle cores."""
@@ -113,16 +113,16 @@ def busy_cores() -> Iterator[None]:
 
 
 def test_the_system_tells_that_cores_are_wanted() -> None:
-    before = thread_backoff._involuntary_switches()
+    before = kernel_threads._involuntary_switches()
     matrix = torch.randn(512, 512)
     with busy_cores():
         for _ in range(300):
             matrix = (matrix @ matrix).clamp(-1, 1)
-    assert thread_backoff._involuntary_switches() - before > 10
+    assert kernel_threads._involuntary_switches() - before > 10
 
 
 def test_the_system_tells_that_cores_are_idle() -> None:
-    before = thread_backoff._idle_core_seconds()
+    before = kernel_threads._idle_core_seconds()
     with busy_cores():
         time.sleep(0.5)
-    assert 0.0 <= thread_backoff._idle_core_seconds() - before <= 0.5 * (os.cpu_count() or 1) + 0.1
+    assert 0.0 <= kernel_threads._idle_core_seconds() - before <= 0.5 * (os.cpu_count() or 1) + 0.1

@@ -95,8 +95,7 @@ class Conversations:
 
     def _item(self, medium: Medium) -> Item:
         items = self._processor.items
-        rules = items.rules(medium.modality)
-        kwargs = items._kwargs_with(medium.modality, rules, medium.options)
+        rules, kwargs = items._chosen(medium.modality, medium.options)
         decoded = rules.decode(items._processor, medium.content, items._limits, kwargs)
         info, _ = items.process(medium.modality, medium.content, options=medium.options)
         return Item(info, content_hash(medium.content + json.dumps(medium.options).encode()), decoded)

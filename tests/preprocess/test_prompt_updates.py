@@ -18,7 +18,6 @@ from raylens.preprocess.prompt_updates import (
     PromptRules,
     PromptUpdate,
     apply_updates,
-    without_special_tokens,
 )
 from raylens.preprocess.schema import InvalidRequestError, ItemExpansion, PlaceholderRange
 from tests.preprocess.small_tokenizers import BOS, CONTROL, Prefix, Vocabulary, small_tokenizer
@@ -97,7 +96,7 @@ class Subject:
         pairs = [("image", self.item(text)) for text in items]
         rules = PromptRules({"image": update}, tuple(frame))
         if not keeps_special_tokens:
-            ids = without_special_tokens(ids, self.tokenizer)
+            ids = self.tokenizer.without_special_tokens(ids)
         updated, placeholders = apply_updates(ids, pairs, rules, self.tokenizer)
         positions = [index for one in placeholders for index in range(one.offset, one.offset + one.length)]
         assert positions == np.flatnonzero(updated == self.one(EMBED)).tolist()
