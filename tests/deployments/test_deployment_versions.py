@@ -115,6 +115,7 @@ CHANGES_OF_TWO: list[tuple[dict[str, Any], set[str]]] = [
 ]
 
 
+@pytest.mark.long
 def test_a_further_model_restarts_no_other_model_s_stage() -> None:
     one, two, three = (
         sent_versions(AppConfig.model_validate({"further_models": models}))
@@ -135,6 +136,7 @@ def test_a_setting_of_a_further_model_restarts_whom_it_concerns(change: dict[str
     assert {name for name in before if before[name] != after[name]} == names
 
 
+@pytest.mark.long
 def test_a_setting_of_the_first_model_restarts_no_stage_of_another() -> None:
     before, after = (
         sent_versions(AppConfig.model_validate({"further_models": [TWO], **change}))

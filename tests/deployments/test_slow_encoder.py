@@ -78,7 +78,7 @@ def test_who_goes_away_leaves_nothing_to_encode(client: OpenAI, app_url: str) ->
     def one_is_encoded() -> bool:
         return exported(app_url, "encoder_items_total", status="ok") > num_encoded
 
-    num_pictures = 32
+    num_pictures = 16
     num_left = asyncio.run(
         ask_and_leave(client, [picture(100 + number) for number in range(num_pictures)], one_is_encoded)
     )

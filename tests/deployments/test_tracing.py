@@ -121,6 +121,7 @@ def test_the_ratio_decides_where_the_client_has_not(ratio: float) -> None:
         assert span.context.is_sampled, "its client has decided"
 
 
+@pytest.mark.long
 def test_a_tenth_of_the_requests_is_traced_where_nothing_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = f"http://127.0.0.1:{free_port()}"
 
@@ -203,6 +204,7 @@ def test_a_collector_that_is_away_is_named_once_in_a_while(
     assert "Failed to export traces" in record.getMessage()
 
 
+@pytest.mark.long
 def test_spans_say_which_process_made_them() -> None:
     port = free_port()
     with collecting(port) as collector:

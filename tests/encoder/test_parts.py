@@ -103,6 +103,7 @@ def test_embeddings_of_a_bfloat16_projector_are_near_and_bfloat16(small: Small) 
             assert 1e-4 < distance(found, expected) < 0.1
 
 
+@pytest.mark.long
 def test_a_dtype_changes_only_buffers_that_are_weights(small: Small, plain: PreTrainedModel) -> None:
     """Rotary frequencies in bfloat16 would turn far patches by the wrong angle."""
     bfloat16 = PartConfig(dtype=torch.bfloat16)

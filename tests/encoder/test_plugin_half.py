@@ -34,6 +34,7 @@ def test_memory_of_a_plug_in_bounds_batches(engine: EncoderEngine) -> None:
     assert num_pictures < engine.max_segment_patches / plug_in.NUM_EMBEDS <= 2 * num_pictures
 
 
+@pytest.mark.long
 def test_the_limit_of_time_holds_for_pictures_of_clients_only(engine: EncoderEngine) -> None:
     engine.bound_activations("image", PICTURE, NUM_BYTES)
     assert not engine.has_hung

@@ -102,6 +102,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", SMALL.values(), ids=SMALL)
 @pytest.mark.parametrize("kinds", [SETTINGS, ALL], ids=["by number", "all"])
 def test_answers_in_a_mixed_batch_stay_the_same(
@@ -123,6 +124,7 @@ def test_answers_in_a_mixed_batch_stay_the_same(
     assert (engine.stats.num_preemptions > 0) == ("block_size" in settings)
 
 
+@pytest.mark.long
 def test_aborted_neighbours_change_nothing(shapes: str, plain: LLMEngine) -> None:
     expected = answer(plain, PROMPTS, SETTINGS["seeded"])
     chance = random.Random(0)
@@ -271,6 +273,7 @@ def test_a_device_that_comes_as_late_as_it_may_gives_the_same_answers(
 # Blocks and their names
 
 
+@pytest.mark.long
 def test_what_was_decoded_ahead_is_found_by_the_next_turn(shapes: str, plain: LLMEngine) -> None:
     engine = make_engine(shapes, is_ahead=True, block_size=4)
     (own,) = answer(engine, PROMPTS[:1], GREEDY).values()

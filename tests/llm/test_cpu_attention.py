@@ -62,6 +62,7 @@ def test_any_step_attends_as_defined(
         check_in_steps(make_attention(window), told, cuts, window, softcap)
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(
     sequences(SHAPE),

@@ -181,6 +181,7 @@ def test_only_steps_that_just_decode_are_replayed(decoding: Decoding) -> None:
     assert [fits(change(step)) for change in others] == [False] * len(others)
 
 
+@pytest.mark.long
 def test_the_largest_batch_is_recorded_first(decoding: Decoding) -> None:
     assert decoding.recorder.sizes == [6, 4, 2, 1]
 

@@ -106,6 +106,7 @@ def test_a_stop_string_ends_the_answer_where_its_text_has_it(engine: LLMEngine) 
     assert text(engine, stopped, params) == text(engine, free).split(stop)[0]
 
 
+@pytest.mark.long
 def test_the_models_own_repetition_penalty_holds_unless_a_request_sets_another(shapes: str, tmp_path: Path) -> None:
     folder = str(shutil.copytree(shapes, tmp_path / "penalized"))
     path = Path(folder) / "generation_config.json"

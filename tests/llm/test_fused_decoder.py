@@ -69,6 +69,7 @@ def test_only_float32_runs_in_one_call(settings: dict[str, str], tmp_path: Path)
     assert make_engine("llava", tmp_path, **settings)._runner.forward.fused is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tokens_per_step", [7, 512])
 def test_one_call_computes_every_step_of_a_plain_decoder(
     tokens_per_step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -80,6 +81,7 @@ def test_one_call_computes_every_step_of_a_plain_decoder(
     assert answers(engine, requests) == [one.expected for one in requests]
 
 
+@pytest.mark.long
 def test_a_decoder_that_gives_something_else_runs_layer_by_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -92,6 +94,7 @@ def test_a_decoder_that_gives_something_else_runs_layer_by_layer(
     assert answers(engine, requests) == [one.expected for one in requests]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variant", ["gemma3", "qwen3_vl", "qwen2_vl", "paligemma"])
 def test_items_and_positions_beyond_the_tables_run_in_one_call(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -76,6 +76,7 @@ def text_folder(published: Path, folder: Path, *, has_plora: bool) -> str:
     return str(folder)
 
 
+@pytest.mark.long
 def test_xcomposers_text_half_answers_like_the_reference(
     published: Path, requests: list[Request], tmp_path: Path
 ) -> None:
@@ -83,6 +84,7 @@ def test_xcomposers_text_half_answers_like_the_reference(
     assert answers(engine, requests) == [one.expected for one in requests]
 
 
+@pytest.mark.long
 def test_internlm2_itself_answers_like_the_reference_without_its_lora(
     published: Path, requests: list[Request], tmp_path: Path
 ) -> None:

@@ -277,6 +277,7 @@ KEPT = (
 """Of the language half, beside the decoder."""
 
 
+@pytest.mark.long
 def test_layers_that_look_into_a_cache_have_none_of_their_own(tmp_path: Path) -> None:
     runner = ModelRunner(EngineConfig(VARIANTS["gemma3n"].checkpoint(tmp_path), kv_cache_bytes=2**22))
     assert isinstance(runner._attention, KernelAttention)

@@ -391,6 +391,7 @@ def test_what_nan_was_computed_from_is_not_taken_up_by_others(engine: LLMEngine)
         assert list(run(engine))[-1].finish_reason == reason
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("budget", [7, 512])
 def test_only_masked_positions_take_embeddings(shapes: str, budget: int) -> None:
     """Three items of one row each are the same as one item of three rows with gaps between them."""

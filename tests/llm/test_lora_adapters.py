@@ -229,6 +229,7 @@ def test_a_busy_adapter_gives_way_to_one_that_waits(tmp_path: Path) -> None:
     assert places.place([waiting[1], waiting[3]], running[:2]) == [True, True]
 
 
+@pytest.mark.long
 def test_requests_whose_adapter_is_broken_end_with_its_error_and_others_go_on(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("llava", tmp_path / "model")
     whole = whole_class("llava").from_pretrained(checkpoint).eval()

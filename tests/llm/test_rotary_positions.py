@@ -57,6 +57,7 @@ def test_answers_about_random_clips_equal_generate(
         engines.check(conversations.requests([random_turn(draw, least=1), random_turn(draw, least=0)]))
 
 
+@pytest.mark.long
 def test_the_next_turn_finds_prompt_and_answer_in_the_cache(conversations: Conversations, engines: Engines) -> None:
     """A minute of film, of which the frames' times reach far beyond the question."""
     clip = Medium("video", encoded_clip(240, 64, 48, 4), {"fps": 0.5})

@@ -59,6 +59,7 @@ def test_a_layer_takes_a_quarter_of_the_memory() -> None:
     assert sum(value.nbytes for value in vars(layer).values() if isinstance(value, torch.Tensor)) < 1.02 * 2**20
 
 
+@pytest.mark.long
 def test_an_engine_answers_like_generate_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the kernel, that is in float32 throughout."""
     monkeypatch.setattr("raylens.modeling.quantized_linear.MAX_ROWS_FOR_KERNEL", 0)

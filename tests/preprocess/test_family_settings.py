@@ -226,6 +226,7 @@ def test_molmo2_beginning_is_there_but_once(text: str) -> None:
     molmo.check(text, pictures, molmo.items(pictures))
 
 
+@pytest.mark.long
 @given(width=st.integers(1, 400), height=st.integers(1, 400))
 @settings(max_examples=100, deadline=None)
 def test_molmo2_tokens_of_any_size(width: int, height: int) -> None:

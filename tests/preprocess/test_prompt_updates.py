@@ -129,6 +129,7 @@ item_texts = st.builds(
 )
 
 
+@pytest.mark.long
 @unhurried
 @given(subject=subjects, target=st.sampled_from([TARGET, TEXT_TARGET]), data=st.data())
 def test_replacement_is_as_if_the_expanded_text_had_been_tokenised(
@@ -144,6 +145,7 @@ def test_replacement_is_as_if_the_expanded_text_had_been_tokenised(
     assert updated == subject.ids(expected).tolist()
 
 
+@pytest.mark.long
 @unhurried
 @given(
     subject=subjects,
@@ -162,6 +164,7 @@ def test_insertion_is_as_if_the_whole_text_had_been_tokenised(
     assert subject.apply(subject.ids(prompt), items, update) == subject.ids(expected).tolist()
 
 
+@pytest.mark.long
 @unhurried
 @given(subject=subjects, prompt=texts, items=st.lists(item_texts, max_size=2), before=texts, after=texts)
 def test_frames_are_as_if_the_whole_text_had_been_tokenised(

@@ -52,6 +52,7 @@ def test_an_error_of_the_work_comes_as_it_is() -> None:
     compute(0.3)
 
 
+@pytest.mark.long
 def test_work_that_ends_at_the_limit_never_hits_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watcher has begun to raise the error when the block ends: the error still comes before the block is left."""
     py_object = ctypes.py_object

@@ -147,6 +147,7 @@ def test_frames_that_look_like_pictures() -> None:
         assert families.render_ids(prompt.prompt_token_ids, infos) == prompt
 
 
+@pytest.mark.long
 @given(data=st.data())
 @settings(max_examples=10, deadline=None)
 def test_random_prompts(model_type: str, data: st.DataObject) -> None:

@@ -210,6 +210,7 @@ REQUESTS = st.lists(
 )
 
 
+@pytest.mark.long
 @given(requests=REQUESTS, num_ingresses=st.integers(1, 3), seed=st.integers(0, 1000))
 @settings(max_examples=100, deadline=None)
 def test_budgets_hold_whoever_comes_goes_or_gives_up(requests: list[Request], num_ingresses: int, seed: int) -> None:

@@ -212,6 +212,7 @@ def test_pictures_of_a_body_are_whole_behind_the_gate() -> None:
     assert client().post("/chat", json=body).json() == urls
 
 
+@pytest.mark.long
 def test_texts_without_end_are_refused_and_pictures_are_not() -> None:
     def ask(content: str) -> Any:
         return client().post("/chat", json={"model": "m", "messages": [{"role": "user", "content": content}]})

@@ -103,6 +103,7 @@ def is_same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+@pytest.mark.long
 @given(PLAIN_MESSAGES)
 def test_messages_arrive_as_they_were_sent(message: Any) -> None:
     assert sent(message) == message
@@ -157,6 +158,7 @@ def read_bytes(body: bytes) -> Any:
     return asyncio.run(arrived())
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(MESSAGES, st.data())
 def test_a_mutated_message_is_a_message_or_one_kind_of_error(message: Any, data: st.DataObject) -> None:

@@ -55,6 +55,7 @@ def test_large_ones_get_a_quarter() -> None:
     in_queue(test)
 
 
+@pytest.mark.long
 @given(st.lists(st.integers(1, LARGE), max_size=30))
 def test_everybody_has_a_turn_and_equals_go_by_arrival(sizes: list[int]) -> None:
     async def test(queue: ItemQueue) -> None:

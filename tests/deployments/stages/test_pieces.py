@@ -111,6 +111,7 @@ def test_a_stop_token_is_text_where_stops_are(tokenizer: Any) -> None:
     assert piece.text == "a red circle"
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(text=st.text("ab é日😀", min_size=1, max_size=30), cuts=st.sets(st.integers(1, 60)))
 def test_scored_tokens_begin_in_the_character_of_their_first_byte(tokenizer: Any, text: str, cuts: set[int]) -> None:
