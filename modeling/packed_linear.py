@@ -54,7 +54,7 @@ def pack_linear_layers(model: nn.Module, is_included: Callable[[str], bool] = la
     found = [
         (name, module)
         for name, module in model.named_modules()
-        if type(module) is nn.Linear and is_included(name) and is_packable(module.weight)
+        if name and type(module) is nn.Linear and is_included(name) and is_packable(module.weight)
     ]
     packer = LinearPacker(module.weight for _, module in found)
     while found:  # one by one, so that each packed weight is freed at once

@@ -50,5 +50,6 @@ def quantize_linear_layers(model: nn.Module, is_included: Callable[[str], bool] 
     `is_included`: returns whether to replace the layer of a name."""
     for name, module in list(model.named_modules()):
         is_router = name.rpartition(".")[2] in ("gate", "router")
-        if type(module) is nn.Linear and is_included(name) and not is_router:
+        # A model that is a single layer stays as it is: nothing holds it that could hold another.
+        if name and type(module) is nn.Linear and is_included(name) and not is_router:
             model.set_submodule(name, Int8Linear(module))

@@ -1,29 +1,30 @@
 """What tests of the language engine share."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from raylens.cpu_kernels.library import VARIABLE
 
-
-@pytest.fixture(scope="module", params=["", "off"], ids=["kernels", "pytorch"])
-def with_kernels_and_without(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Runs a module's tests twice: with Raylens' kernels, and with PyTorch alone."""
-    with _kernels(request.param):
-        yield
+KERNELS = ("", "off")
+IDS = ("kernels", "pytorch")
 
 
-@pytest.fixture(scope="module", params=["", pytest.param("off", marks=pytest.mark.slow)], ids=["kernels", "pytorch"])
-def with_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+@pytest.fixture(params=KERNELS, ids=IDS)
+def with_kernels_and_without(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs a test twice: with Raylens' kernels, and with PyTorch alone."""
+    monkeypatch.setenv(VARIABLE, request.param)
+
+
+@pytest.fixture(params=["", pytest.param("off", marks=pytest.mark.slow)], ids=IDS)
+def with_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs a test with Raylens' kernels, and of the slow tests also with PyTorch alone."""
-    with _kernels(request.param):
-        yield
+    monkeypatch.setenv(VARIABLE, request.param)
 
 
-@contextmanager
-def _kernels(choice: str) -> Iterator[None]:
+@pytest.fixture(scope="module", params=KERNELS, ids=IDS)
+def module_with_kernels_and_without(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs a module twice. Hypothesis refuses fixtures of a single test."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, choice)
+        patch.setenv(VARIABLE, request.param)
         yield

@@ -21,7 +21,7 @@ from raylens.llm.sampling.structured_output import StructuredOutput
 from raylens.preprocess.schema import InvalidRequestError
 from tests.llm.sampling import sample
 
-pytestmark = pytest.mark.usefixtures("with_kernels_and_without")
+pytestmark = pytest.mark.usefixtures("module_with_kernels_and_without")
 
 VOCAB = 768  # wider than the tokenizer, as padded logits are
 EOS = frozenset({2})

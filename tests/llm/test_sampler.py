@@ -15,7 +15,7 @@ from raylens.llm.sampling.truncation import NUCLEUS_PREFIX
 from raylens.preprocess.schema import InvalidRequestError
 from tests.llm.sampling import sample
 
-pytestmark = pytest.mark.usefixtures("with_kernels_and_without")
+pytestmark = pytest.mark.usefixtures("module_with_kernels_and_without")
 
 LOGITS = torch.tensor([1.0, 3.0, 2.0, 0.0, -1.0, 2.5])
 VOCAB = len(LOGITS)
