@@ -29,7 +29,7 @@ serve: .venv/installed ## serve MODEL=checkpoints/shapes on PORT=8000 until Ctrl
 	$(BIN)/raylens serve --model $(MODEL) --port $(PORT)
 
 # No server, no browser, no kernel is built: see tests/quick.py.
-quick: .venv/installed ## ruff and the short unit tests, in 75 seconds
+quick: .venv/installed ## ruff and the short unit tests, in 60 seconds
 	$(BIN)/ruff check -q .
 	$(BIN)/ruff format -q --check .
 	$(BIN)/python -m pytest -q -p tests.quick -p no:schemathesis -m "not long and not slow and not gpu" \
