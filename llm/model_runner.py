@@ -70,20 +70,7 @@ class ModelRunner:
         """Whether Raylens' own kernels compute the model. Results of a row then do not depend on its batch."""
         self._model, self._family = load_language_half(config, group)
         self._decoder = self._family.find_decoder(self._model)
-        lora_shapes = linear_shapes(self._decoder) if config.max_loras > 0 else {}
-        if config.quantization == "int8":
-            quantize_linear_layers(self._decoder)
-        pack_linear_layers(self._model)
-        self.lora_layers: LoraLayers | None = None
-        if config.max_loras > 0:
-            self.lora_layers = LoraLayers(
-                self._decoder,
-                lora_shapes,
-                max_loras=config.max_loras,
-                max_rank=config.max_lora_rank,
-                dtype=getattr(torch, config.dtype),
-                device=self._device,
-            )
+        self.lora_layers = self._prepare_linear_layers()
         text_config = self._model.config.get_text_config()
         self.context_length = default_context_length(text_config, config.max_model_len)
         self.vocab_size: int = text_config.vocab_size
@@ -125,6 +112,24 @@ class ModelRunner:
             with missing_tools_named():
                 self._graphs = self._capture_graphs()
                 self._run_first_steps()
+
+    def _prepare_linear_layers(self) -> LoraLayers | None:
+        """Quantizes and packs linear layers. Returns the layers with adapters, or None if no adapters are served."""
+        config = self._config
+        shapes = linear_shapes(self._decoder) if config.max_loras > 0 else {}
+        if config.quantization == "int8":
+            quantize_linear_layers(self._decoder)
+        pack_linear_layers(self._model)
+        if config.max_loras == 0:
+            return None
+        return LoraLayers(
+            self._decoder,
+            shapes,
+            max_loras=config.max_loras,
+            max_rank=config.max_lora_rank,
+            dtype=getattr(torch, config.dtype),
+            device=self._device,
+        )
 
     def _fuse(self, attention: KernelAttention, calls: Sequence[AttentionCall]) -> FusedDecoder | None:
         """Returns the decoder that runs in one call, or None if it is not plain or differs from transformers'

@@ -9,6 +9,7 @@ from torch import nn
 from raylens.cpu_kernels.library import kernel_library
 from raylens.cpu_kernels.mlp import Activation, Linear, Mlp
 from raylens.modeling.packed_linear import KernelLinear
+from raylens.modeling.submodules import submodules
 
 _ACTIVATIONS: dict[str, Activation] = {
     "SiLUActivation": "silu",
@@ -46,8 +47,8 @@ class KernelMlp(nn.Module):
 def fuse_mlps(model: nn.Module, is_included: Callable[[str], bool] = lambda name: True) -> None:
     """Replaces MLPs of a model by `KernelMlp`, in place, if the results for random rows agree. Linear layers must be
     packed before. `is_included`: returns whether to replace the module of a name."""
-    for name, module in list(model.named_modules()):
-        if name and is_included(name) and (fused := _fused(module)) is not None:
+    for name, module in submodules(model):
+        if is_included(name) and (fused := _fused(module)) is not None:
             model.set_submodule(name, fused)
 
 

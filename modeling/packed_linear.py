@@ -11,6 +11,7 @@ from raylens.cpu_kernels.huge_pages import HugePages
 from raylens.cpu_kernels.library import KernelLibrary, kernel_library
 from raylens.cpu_kernels.packed_weight import PackedWeight, WeightLayout
 from raylens.modeling.onednn_linear import OneDnnLinear, onednn_dtypes
+from raylens.modeling.submodules import submodules
 
 
 class KernelLinear(nn.Module):
@@ -53,8 +54,8 @@ def pack_linear_layers(model: nn.Module, is_included: Callable[[str], bool] = la
     `is_included`: returns whether to replace the layer of a name. A weight tied to the embeddings is copied."""
     found = [
         (name, module)
-        for name, module in model.named_modules()
-        if name and type(module) is nn.Linear and is_included(name) and is_packable(module.weight)
+        for name, module in submodules(model)
+        if type(module) is nn.Linear and is_included(name) and is_packable(module.weight)
     ]
     packer = LinearPacker(module.weight for _, module in found)
     while found:  # one by one, so that each packed weight is freed at once

@@ -5,11 +5,13 @@ Their windows do not overlap, so each patch is a row of one matrix, and the kern
 import math
 from collections.abc import Callable
 from itertools import chain
+from typing import TypeGuard
 
 import torch
 from torch import nn
 
 from raylens.modeling.packed_linear import LinearPacker, is_packable
+from raylens.modeling.submodules import submodules
 
 
 class PackedPatches(nn.Module):
@@ -41,12 +43,12 @@ class PackedPatches(nn.Module):
 def pack_patch_convolutions(model: nn.Module, is_included: Callable[[str], bool] = lambda name: True) -> None:
     """Replaces the patch convolutions of a model, in place, if they are on the CPU and in a packable dtype.
     `is_included`: see `pack_linear_layers`."""
-    for name, module in list(model.named_modules()):
+    for name, module in submodules(model):
         if is_included(name) and _cuts_patches(module):
             model.set_submodule(name, PackedPatches(module))
 
 
-def _cuts_patches(module: nn.Module) -> bool:
+def _cuts_patches(module: nn.Module) -> TypeGuard[nn.Conv2d | nn.Conv3d]:
     return (
         type(module) in (nn.Conv2d, nn.Conv3d)
         and module.kernel_size == module.stride

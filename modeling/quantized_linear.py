@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from raylens.modeling.submodules import submodules
+
 # Few rows are memory-bound, so 8-bit weights help. More rows are compute-bound, and the kernel is no faster for them.
 MAX_ROWS_FOR_KERNEL = 32
 # The CPU kernel reads a row in steps of so many numbers, even beyond its end.
@@ -48,8 +50,7 @@ def quantize_linear_layers(model: nn.Module, is_included: Callable[[str], bool] 
     as one weight, are not quantized.
 
     `is_included`: returns whether to replace the layer of a name."""
-    for name, module in list(model.named_modules()):
+    for name, module in submodules(model):
         is_router = name.rpartition(".")[2] in ("gate", "router")
-        # A model that is a single layer stays as it is: nothing holds it that could hold another.
-        if name and type(module) is nn.Linear and is_included(name) and not is_router:
+        if type(module) is nn.Linear and is_included(name) and not is_router:
             model.set_submodule(name, Int8Linear(module))
