@@ -139,13 +139,13 @@ def _scaling(config: AppConfig, stage: ScaledConfig, units: Iterable[str]) -> di
 
 
 def _small_process(settings: ProcessConfig) -> dict[str, Any]:
-    """Returns the Ray options of a process without computation."""
-    environment = {"env_vars": MALLOC_VARIABLES}
+    """Returns the Ray options of a process without computation. On one machine it is forked from the template."""
+    environment = {"env_vars": MALLOC_VARIABLES | {FORKED: "1"}}
     return {"num_cpus": settings.num_cpus, "resources": settings.resources, "runtime_env": environment}
 
 
 def _process(settings: StageConfig) -> dict[str, Any]:
-    """Returns the Ray options of a stage's process. On one machine it is forked from the matching template."""
+    """Returns the Ray options of a stage's process. Only a stage with the template's number of threads is forked."""
     num_gpus = reserved(settings).get("GPU", 0)
     can_fork = num_gpus == 0 and max(1, int(settings.num_cpus)) == NUM_THREADS
     variables = MALLOC_VARIABLES | ({FORKED: "1"} if can_fork else {})

@@ -1,11 +1,10 @@
-"""A process that has imported torch and the stages' other libraries, and forks workers.
+"""A process that has imported torch, Ray and the replicas' other libraries, and forks workers.
 
-These imports take Preprocess, Encode and Generate three seconds of a core each. On one machine, `raylens serve` starts
-this process beside Ray: the imports are done when the stages start, which share the memory. Workers import Ray after
-the fork, because its library starts threads, which do not survive a fork. torch starts threads and looks for GPUs
-after its import: only stages without a GPU are forked."""
+These imports take Preprocess, Encode and Generate four seconds of a core each, and the other replicas two. On one
+machine, `raylens serve` starts this process beside Ray: the imports are done when the replicas start, which share the
+memory. Ray is imported last, with the variables of the first worker. torch starts threads and looks for GPUs after its
+import: only replicas without a GPU are forked."""
 
-import gc
 import importlib
 import json
 import os
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from raylens.deployments.cluster.ray_session import signals_later
+from raylens.deployments.ray_internals.ray_before_fork import RayBeforeFork
 from raylens.deployments.ray_internals.start_worker import LENGTH_BYTES, SOCKET_VARIABLE
 from raylens.deployments.stages.process_setup import MALLOC_VARIABLES, prepare_torch
 
@@ -57,13 +57,12 @@ def main() -> None:
         prepare_torch()
         for module in _MODULES:
             importlib.import_module(module)
-        gc.collect()
-        gc.freeze()  # a collection in a worker would write to shared memory pages
+        ray = RayBeforeFork()
         while server in select.select([server, sys.stdin], [], [])[0]:
-            _serve(server)
+            _serve(server, ray)
 
 
-def _serve(server: socket.socket) -> None:
+def _serve(server: socket.socket, ray: RayBeforeFork) -> None:
     """Forks the worker of the next connection. In the worker, raises the worker's exit or error, which ends it."""
     with server.accept()[0] as connection:
         try:
@@ -73,7 +72,7 @@ def _serve(server: socket.socket) -> None:
                 order = json.loads(body.read(int.from_bytes(length, "big")))
         except (OSError, ValueError):  # the client ended meanwhile
             return
-        if os.fork() == 0:
+        if ray.fits(order["environment"]) and os.fork() == 0:
             server.close()
             os.setpgid(0, order["group"])
             connection.sendall(b"1")

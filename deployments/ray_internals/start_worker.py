@@ -4,9 +4,9 @@
 
 Ray 2.60: the raylet starts each worker by `ray/_private/workers/setup_worker.py`, which sets the variables of the
 runtime environment and becomes `default_worker.py`. Both import all of Ray, a third of a second each.
-Needed: fast starts. The server's template (`deployments/cluster/worker_template.py`), which has imported torch, forks
-each worker with the variable `FORKED`. This program starts every other worker, and all without a template, as Ray does.
-It imports the standard library only.
+Needed: fast starts. The server's template (`deployments/cluster/worker_template.py`), which has imported torch and Ray,
+forks each worker with the variable `FORKED`. This program starts every other worker, and all without a template, as Ray
+does. It imports the standard library only.
 Test: `tests/deployments/ray_internals/test_start_worker.py` runs Ray's own program beside this one.
 Way back: workers that Ray forks from a process with given imports (ray-project/ray#31915, closed)."""
 

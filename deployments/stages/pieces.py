@@ -94,7 +94,7 @@ class PieceMaker:
             num_prompt_tokens=last.num_prompt_tokens,
             num_cached_tokens=last.num_cached_tokens,
             num_output_tokens=last.num_output_tokens,
-            # A plain string: the enumeration's module imports torch, and the ingress must not.
+            # A plain string: the enumeration's module imports torch, which the ingress does not need.
             finish_reason=None if last.finish_reason is None else last.finish_reason.value,
             times=_stage_times(last, len(token_ids)) if last.index == 0 else [],
             index=last.index,

@@ -18,19 +18,25 @@ from raylens.deployments.ray_internals.start_worker import FORKED, SOCKET_VARIAB
 from tests.signal_handlers import handled
 from tests.waiting import wait_until
 
+MODULES = ["torch", "transformers", "raylens.llm.engine", "ray", "raylens.deployments.endpoint.ingress"]
 WORKER = """
 import json, os, sys
 from pathlib import Path
+ids = []
+if "ray" in sys.modules:
+    from ray import WorkerID
+    ids.append(WorkerID.from_random().hex())
 seen = {
+    "ids": ids,
     "arguments": sys.argv[1:],
-    "modules": [name for name in ("torch", "transformers", "raylens.llm.engine", "ray") if name in sys.modules],
+    "modules": [name for name in MODULES if name in sys.modules],
     "variables": {name: os.environ.get(name) for name in ("COLOUR", "HOME", "OMP_NUM_THREADS")},
     "pid": os.getpid(), "parent": os.getppid(), "group": os.getpgid(0), "threads": len(os.listdir("/proc/self/task")),
 }
 print("worker says hello", flush=True)
 Path(sys.argv[1] + ".new").write_text(json.dumps(seen))
 os.rename(sys.argv[1] + ".new", sys.argv[1])
-"""
+""".replace("MODULES", repr(MODULES))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +71,7 @@ def test_a_worker_is_forked_with_its_own_arguments_variables_and_output(
     seen, output = start(tmp_path, context, template)
     assert seen["arguments"] == [str(tmp_path / "answer")]
     assert seen["variables"] == {"COLOUR": "blue", "HOME": "/at/home", "OMP_NUM_THREADS": None}
-    assert seen["modules"] == ["torch", "transformers", "raylens.llm.engine"]  # Ray's library is loaded after the fork
+    assert seen["modules"] == MODULES
     assert seen["threads"] == 1
     assert output == "worker says hello\n"
 
@@ -101,6 +107,22 @@ def test_without_a_template_a_worker_is_a_new_process(
     assert seen["variables"] == {"COLOUR": "/at/home!", "HOME": "/at/home", "OMP_NUM_THREADS": None}
 
 
+def test_two_workers_draw_different_ids(template: dict[str, str], tmp_path: Path) -> None:
+    """Ray names objects by them."""
+    drawn: list[object] = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        drawn.append(start(tmp_path / name, {"env_vars": {FORKED: "1"}}, template)[0]["ids"])
+    assert drawn[0]
+    assert drawn[0] != drawn[1]
+
+
+def test_a_worker_with_other_variables_of_ray_is_a_new_process(template: dict[str, str], tmp_path: Path) -> None:
+    """Ray has read those of the first worker."""
+    seen, _ = start(tmp_path, {"env_vars": {FORKED: "1"}}, template | {"RAY_JOB_ID": "02000000"})
+    assert seen["modules"] == []
+
+
 def test_only_workers_that_say_so_are_forked(template: dict[str, str], tmp_path: Path) -> None:
     seen, _ = start(tmp_path, {}, template)
     assert seen["modules"] == []
@@ -112,7 +134,7 @@ def test_an_order_that_breaks_off_does_no_harm(template: dict[str, str], tmp_pat
             other.connect(template[SOCKET_VARIABLE])
             other.sendall(part)
     seen, _ = start(tmp_path, {"env_vars": {FORKED: "1"}}, template)
-    assert seen["modules"] == ["torch", "transformers", "raylens.llm.engine"]
+    assert seen["modules"] == MODULES
 
 
 def test_a_worker_that_fails_ends_with_its_traceback(template: dict[str, str], tmp_path: Path) -> None:
@@ -120,7 +142,7 @@ def test_a_worker_that_fails_ends_with_its_traceback(template: dict[str, str], t
     with (tmp_path / "errors").open("w") as errors:
         subprocess.run(
             [sys.executable, start_worker.__file__, str(tmp_path / "worker.py")],
-            env=os.environ | template | {FORKED: "1"},
+            env={"PATH": os.environ["PATH"]} | template | {FORKED: "1"},
             stderr=errors,
             check=True,
         )

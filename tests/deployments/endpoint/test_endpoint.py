@@ -68,9 +68,10 @@ def test_the_stream_ends_with_done(app_url: str) -> None:
     assert all(event.startswith("data: {") for event in events[:-1])
 
 
-def test_stages_are_forked_from_the_process_that_has_imported_their_libraries(app_url: str) -> None:
-    pids = [pid for stage in ("Preprocess", "Encode", "Generate") for pid in replica_pids(stage)]
-    assert len(pids) >= 3
+def test_replicas_are_forked_from_the_process_that_has_imported_their_libraries(app_url: str) -> None:
+    replicas = ("Ingress", "Shared-0", "Preprocess", "Encode", "Generate")
+    pids = [pid for name in replicas for pid in replica_pids(name)]
+    assert len(pids) >= len(replicas)
     for pid in pids:
         assert "raylens.deployments.cluster.worker_template" in Path(f"/proc/{parent(pid)}/cmdline").read_text()
 
