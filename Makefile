@@ -40,7 +40,7 @@ test: compiler .venv/installed chromium hosts prometheus ## all tests but the sl
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
 		--max-worker-restart 0
 
-test-slow: .venv/installed chromium hosts ## the slow ones: long fuzzing, two thousand generated requests, further models
+test-slow: .venv/installed chromium hosts ## the slow ones: rare faults, further models, long fuzzing
 	$(BIN)/python -m pytest -m slow
 
 chromium: ## the browser that the tests look at the page with, by apt where it is missing

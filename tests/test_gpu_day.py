@@ -108,6 +108,7 @@ def test_parts_keep_their_order_and_get_the_device() -> None:
     assert all(importlib.util.find_spec(one.arguments[1]) for one in chosen_parts(None, "cuda", tiny=False))
 
 
+@pytest.mark.slow
 def test_parts_that_were_not_asked_for_stay_in_the_file(tmp_path: Path) -> None:
     file = tmp_path / "day.json"
     file.write_text(json.dumps({"device": "cpu", "parts": {"tower": {"state": "ok"}}}))
@@ -137,6 +138,7 @@ def test_a_measurement_that_fails_leaves_those_before_it(tmp_path: Path, monkeyp
     assert {"decode_1", "decode_4"} <= json.loads((tmp_path / "document").read_text())["measured"].keys()
 
 
+@pytest.mark.slow
 def test_the_gpu_tests_of_a_file_that_crashes_are_told_by_name(tmp_path: Path) -> None:
     """What passed and failed before counts."""
     body = "import os, pytest\npytestmark = pytest.mark.gpu\ndef test_passes(): pass\n"

@@ -114,6 +114,7 @@ def test_a_private_connection_fails_whether_it_is_idle_or_sends(hosts: list[Host
     assert all(LOST_SECONDS - 2 < one < LOST_SECONDS + 2 for one in seconds.values()), seconds
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_ray_gives_a_silent_host_up(hosts: list[Host]) -> None:
     control, head, worker = hosts

@@ -146,6 +146,7 @@ def test_a_stage_that_does_not_start_ends_it_with_the_stage_s_own_error(
     assert failed.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_wait_ends_when_its_time_is_over_and_says_who_is_late(deploy: Deploy) -> None:
     late = deploy("--timeout", "10", encode={"num_gpus": 1})
     lacking = "Encode: starting, 0 of 1 replicas; waits for 1 GPU, and the cluster has none"

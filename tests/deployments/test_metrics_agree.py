@@ -140,10 +140,8 @@ def test_metrics_count_what_clients_count(app_url: str, client: OpenAI) -> None:
     assert 0 < num_gaps(app_url) - gaps_before <= counting.counts["generation_tokens",] - num_answers
 
 
-@pytest.mark.parametrize(
-    "deployment",
-    ["Generate", *(pytest.param(name, marks=pytest.mark.slow) for name in ("Encode", "Preprocess"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("deployment", ["Generate", "Encode", "Preprocess"])
 def test_an_answer_that_is_made_again_counts_once(app_url: str, client: OpenAI, deployment: str) -> None:
     counting, before = CountingClient(client), measured(app_url)
     (pid,) = replica_pids(deployment)

@@ -74,11 +74,13 @@ def left_over() -> dict[str, Any]:
     return threads
 
 
+@pytest.mark.slow
 def test_no_thread_of_python_is_left(left_over: dict[str, Any]) -> None:
     others = set(left_over["python"]) - {"MainThread"}
     assert {re.sub(r".*\((.*)\)", r"\1", name) for name in others} <= WHO_MAY_STAY.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_no_thread_of_a_session_is_left_that_measures(left_over: dict[str, Any]) -> None:
     """Those have no name of their own, but that of the process, as Python's threads have. There is one more: of
@@ -86,6 +88,7 @@ def test_no_thread_of_a_session_is_left_that_measures(left_over: dict[str, Any])
     assert left_over["like this process"] <= len(left_over["python"]) + 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_native_threads_that_are_left_are_known_to_be_harmless(left_over: dict[str, Any]) -> None:
     assert set(left_over["others"]) <= WHO_MAY_STAY.keys()

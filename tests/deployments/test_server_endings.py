@@ -21,6 +21,7 @@ def test_streams_that_are_open_when_a_shell_ends_its_job_get_an_event() -> None:
         assert server.ends_in(15) == 0
 
 
+@pytest.mark.slow
 def test_a_kill_during_the_start_leaves_nothing() -> None:
     """tests/deployments/test_json_log.py ends a server by a signal to all of its processes."""
     with serving() as server:

@@ -37,7 +37,8 @@ SHIPPED = {
 }
 
 
-@pytest.mark.parametrize("name", ["llava-v1.5", pytest.param("minigpt4", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llava-v1.5", "minigpt4"])
 def test_answers_are_those_of_generate(name: str, ray_port: int, tmp_path: Path) -> None:
     shipped = SHIPPED[name]
     for folder in ("text", "whole", "parts"):

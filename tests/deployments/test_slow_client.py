@@ -65,7 +65,8 @@ def gaps_of_streams(client: OpenAI, seconds: float) -> list[float]:
     return gaps
 
 
-@pytest.mark.parametrize("seconds", [6.0, pytest.param(60.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [6.0, 60.0])
 def test_others_go_on_and_little_is_kept(client: OpenAI, app_url: str, seconds: float) -> None:
     (ingress,) = replica_pids("Ingress")
     alone = gaps_of_streams(client, seconds / 2)  # warms up, too

@@ -16,6 +16,8 @@ from tests.replicas import replica_pids
 from tests.slow_encoder import large_picture, make_slow_checkpoint
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 SIDE = 1400  # pixels: 10,000 patches, 2,500 tokens
 
 

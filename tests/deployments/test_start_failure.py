@@ -71,6 +71,7 @@ def test_a_start_without_progress_ends_and_says_how_far_it_is(tmp_path: Path, mo
         start_slow(tmp_path, monkeypatch, 60, works=False)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_port")
 def test_a_stage_that_works_may_take_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start_slow(tmp_path, monkeypatch, 6, works=True)

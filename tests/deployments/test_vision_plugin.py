@@ -127,6 +127,7 @@ def test_an_error_of_a_plug_in_is_in_the_log_with_its_request(client: OpenAI) ->
     assert "in embed_images" in replica_log(pid)
 
 
+@pytest.mark.slow
 def test_a_plug_in_that_hangs_ends_its_request_alone(client: OpenAI, oracle: TextModelOracle) -> None:
     pids = replica_pids("Encode")
     with ThreadPoolExecutor(3) as pool:

@@ -18,6 +18,8 @@ from tests.preprocess.parity import picture
 from tests.small_models import make_checkpoint
 from tests.wemm_reference import ReferenceWemm, reference_num_embeds, reference_pixels
 
+pytestmark = pytest.mark.slow
+
 NUM_TOKENS = 24
 Question = tuple[str, list[int]]
 QUESTIONS: list[Question] = [

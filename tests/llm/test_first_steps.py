@@ -38,7 +38,7 @@ KERNELS_OF = {1: 3, 2: 5}
     [
         ("llava", "float32", 1),
         pytest.param("qwen2_5_vl", "float32", 1, marks=pytest.mark.slow),
-        ("gemma3", "bfloat16", 2),
+        pytest.param("gemma3", "bfloat16", 2, marks=pytest.mark.slow),
         # Queries of a single row lie among others, at addresses that are no multiples of 16.
         ("llava, one key-value head", "bfloat16", 1),
     ],

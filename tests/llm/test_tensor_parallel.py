@@ -180,6 +180,7 @@ def test_a_killed_rank_is_an_error_within_the_timeout(shapes: str) -> None:
             assert time.monotonic() - start < 20
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_an_error_after_the_timeout(shapes: str) -> None:
     """It is alive, its connections are open, it does not answer."""
     with pool_for_rank_one() as pool:
@@ -209,6 +210,7 @@ def receive_for_ever(group: ProcessGroup) -> None:
         group.receive()
 
 
+@pytest.mark.slow
 def test_a_waiting_rank_ends_when_rank_0_is_gone(pool: ProcessPoolExecutor) -> None:
     zero, one = ParallelConfig(0, 2, timeout_s=2), ParallelConfig(1, 2, timeout_s=2)
     store = listen(zero)

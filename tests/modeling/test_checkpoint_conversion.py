@@ -210,7 +210,7 @@ def large_source(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_whoever_stops_it_halfway_finds_nothing_that_looks_finished(
     large_source: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -111,7 +111,9 @@ def test_stages_that_share_a_machine_need_enough_cores() -> None:
     assert shared.outcome.ttft_p95 > alone.outcome.ttft_p95
 
 
-@pytest.mark.parametrize(("rate", "cores", "utilisation"), [(60.0, 1, 0.8), (40.0, 1, 0.5)])
+@pytest.mark.parametrize(
+    ("rate", "cores", "utilisation"), [pytest.param(60.0, 1, 0.8, marks=pytest.mark.slow), (40.0, 1, 0.5)]
+)
 def test_the_cores_that_are_named_are_enough_and_one_fewer_is_not(rate: float, cores: int, utilisation: float) -> None:
     load = LoadProfile(requests_per_second=rate, answer_tokens=20)
 

@@ -54,6 +54,7 @@ def test_the_official_client_asks_and_streams(client: OpenAI, example: dict[str,
     assert completion.usage.total_tokens == completion.usage.prompt_tokens + completion.usage.completion_tokens
 
 
+@pytest.mark.slow
 def test_held_out_questions_are_answered_right(app_url: str) -> None:
     """The first hundred of the five hundred that `make accuracy` asks."""
     assert measure(app_url, count=100, concurrency=8) >= TARGET

@@ -192,7 +192,9 @@ def test_it_runs_its_own_script_and_no_other(app_url: str) -> None:
     assert not re.search(r'(?:src|href)="(?!#|data:|/")', response.text)
 
 
-@pytest.mark.parametrize("screen", SCREENS)
+@pytest.mark.parametrize(
+    "screen", [pytest.param(one, marks=[] if one == "phone" else pytest.mark.slow) for one in SCREENS]
+)
 def test_axe_finds_nothing(browser: Browser, app_url: str, alice: OpenAI, screen: str) -> None:
     ask(alice, new_picture())
     context = _context(browser, **SCREENS[screen])

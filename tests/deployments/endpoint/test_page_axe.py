@@ -28,6 +28,7 @@ def look(request: pytest.FixtureRequest, browser: Browser, app_url: str) -> Iter
     context.close()
 
 
+@pytest.mark.slow
 def test_the_empty_page(look: Page) -> None:
     expect(look.locator(".example")).to_have_count(4)
     assert findings(look) == []
@@ -50,12 +51,14 @@ def test_a_conversation(look: Page) -> None:
     assert findings(look) == []
 
 
+@pytest.mark.slow
 def test_links_and_code(look: Page) -> None:
     bring_in(look, turn(RICH, RICH))
     expect(look.locator("article a")).to_have_count(4)
     assert findings(look) == []
 
 
+@pytest.mark.slow
 def test_a_failed_question(look: Page) -> None:
     trouble = openai_error(503, "still starting", **{"retry-after": "100"})
     look.route(CHAT, lambda route: route.fulfill(**trouble))
@@ -71,6 +74,7 @@ def test_a_failed_question(look: Page) -> None:
     assert findings(look) == []
 
 
+@pytest.mark.slow
 def test_the_settings(look: Page) -> None:
     look.get_by_role("button", name="Settings", exact=True).click()
     look.fill("#temperature", "1")
@@ -79,6 +83,7 @@ def test_the_settings(look: Page) -> None:
     assert findings(look) == []
 
 
+@pytest.mark.slow
 def test_the_list_of_conversations(look: Page) -> None:
     open_list(look)
     assert findings(look) == []

@@ -104,6 +104,7 @@ ADDRESSES = ("http://", "mailto:", "https://a.b/(", "https://a.b)", "https://a.b
 PICTURES = ('<img src="', '<img src="data:image/png;base64,', '<video src="a"')
 
 
+@pytest.mark.slow
 def test_a_long_text_takes_time_in_proportion(page: Page) -> None:
     """Four times the text takes four times as long, or is quick anyway."""
     draw = """([start, piece, length]) => {

@@ -16,6 +16,8 @@ from tests.metric_values import LATENESS_SECONDS
 from tests.pictures import disc, encoded, user_message
 from tests.replicas import proxy_pids, replica_pids
 
+pytestmark = pytest.mark.slow
+
 NUM_BYTES = 3 * 96 * 96 * 4  # of one processed picture
 NUM_KEPT = 4
 

@@ -234,7 +234,9 @@ def test_a_dead_door_s_streams_are_cut_and_nothing_else_is_lost(doors: list[Door
     assert found.stage_timings["embedding_cache_hits"] == 1
 
 
-@pytest.mark.parametrize("stage", ["Preprocess", "Encode", "Generate"])
+@pytest.mark.parametrize(
+    "stage", ["Encode", *(pytest.param(one, marks=pytest.mark.slow) for one in ("Preprocess", "Generate"))]
+)
 def test_items_outlive_the_stages_that_made_them(doors: list[Door], stage: str) -> None:
     number = 300 + ["Preprocess", "Encode", "Generate"].index(stage)
     doors[0].ask(circle("blue", number))

@@ -423,6 +423,7 @@ def test_no_call_counts_after_its_end(worker: DeploymentHandle[Any]) -> None:
     wait_until(lambda: router._in_flight.total() == 0)
 
 
+@pytest.mark.slow
 def test_calls_that_wait_go_to_replicas_that_start(ray_serve: None, tmp_path: Path) -> None:
     autoscaling = AutoscalingConfig(
         min_replicas=1,

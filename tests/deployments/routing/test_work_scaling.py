@@ -266,6 +266,7 @@ def test_items_count_from_their_arrival_until_they_fail_or_are_cancelled(preproc
     assert time.monotonic() - started < 1.0  # the item in work, at most, is waited for
 
 
+@pytest.mark.slow
 def test_as_many_large_pictures_start_another_replica(preprocess: DeploymentHandle[Any]) -> None:
     with in_flight([partial(process, preprocess, HUGE)] * IN_FLIGHT):
         deadline = time.monotonic() + TIMEOUT

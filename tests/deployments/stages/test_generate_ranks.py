@@ -102,6 +102,7 @@ def test_a_rank_that_dies_before_or_after_the_ranks_have_met_ends_the_start(
         ray.get(load, timeout=40)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_there_ends_the_start(shapes: str, replica: Any) -> None:
     with pytest.raises(RuntimeError, match="rank [01] could not load: OSError: "):
         ray.get(replica.load.remote(f"{shapes}/nothing"), timeout=60)
