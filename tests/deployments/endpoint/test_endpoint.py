@@ -394,19 +394,6 @@ def test_health_tells_every_stage(app_url: str) -> None:
     }
 
 
-def test_the_ingress_passes_tensors_on_without_touching_them(client: OpenAI) -> None:
-    """To unpack a tensor takes torch: its library is mapped into the stages' processes and not into the ingress's."""
-    for _ in range(3):
-        picture = encoded(disc("green", (96 + int(time.time() * 1e3) % 500, 120)))
-        ask(client, "Describe the picture.", picture, picture)
-
-    def has_torch(deployment: str) -> bool:
-        (pid,) = replica_pids(deployment)
-        return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
-
-    assert [has_torch(name) for name in ("Ingress", "Encode", "Generate")] == [False, True, True]
-
-
 def read_metric(app_url: str, name: str) -> float:
     """The sum over all series of `name`, which may end in labels."""
     page = httpx.get(f"{app_url}/metrics", timeout=30).text
