@@ -85,9 +85,11 @@ def drop(page: Page, *files: Path) -> None:
 
 
 def reload(page: Page) -> None:
-    """Once the browser has kept what the page gave it: a reload may end what is still written."""
+    """Once the browser has kept what the page gave it: a reload may end what is still written. Returns once the page
+    has restored it, because clicks before have no effect."""
     page.evaluate("keep(() => {})")  # comes after whatever was to be kept before it
     page.reload()
+    expect(page.locator("#health")).not_to_have_text("Connecting")
 
 
 def send(page: Page, text: str) -> None:
