@@ -1,6 +1,6 @@
 """Server-sent events, and the common part of chat completions and completions."""
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
@@ -13,9 +13,6 @@ from raylens.deployments.endpoint.accounting import RequestAccount, usage_of
 from raylens.deployments.wire.stage_messages import GeneratedText
 
 ChunkT = TypeVar("ChunkT", ChatCompletionChunk, Completion)
-
-Pieces = AsyncIterator[Sequence[GeneratedText]]
-"""The answers to a client's request, as they are generated. Pieces that are ready together come together."""
 
 
 def sent_event(data: BaseModel, name: str | None = None) -> str:
@@ -38,13 +35,16 @@ class ChunkedAnswer(Generic[ChunkT]):
         self._options = body.stream_options or StreamOptions()
         self._has_timings = body.stage_timings
 
-    async def events(self, pieces: Pieces) -> AsyncIterator[str]:
-        """Yields all events but the last. Those ready together come as one text, because each sending costs."""
-        async for ready in pieces:
-            if events := "".join(sent_event(chunk) for piece in ready for chunk in self._chunks_of(piece)):
-                yield events
-        if self._options.include_usage:
-            yield sent_event(self._chunk([], usage=self._account.usage))
+    def first_events(self) -> str:
+        return ""
+
+    def events(self, pieces: Sequence[GeneratedText]) -> str:
+        """Returns the events of pieces that are ready together. They are sent as one text, because each sending
+        costs."""
+        return "".join(sent_event(chunk) for piece in pieces for chunk in self._chunks_of(piece))
+
+    def last_events(self) -> str:
+        return sent_event(self._chunk([], usage=self._account.usage)) if self._options.include_usage else ""
 
     def error_event(self, error: ErrorResponse) -> str:
         return sent_event(error)

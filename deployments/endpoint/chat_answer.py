@@ -1,12 +1,12 @@
 """Turns the pieces of a chat completion's answers into one body or into chunks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from raylens.deployments.api import chat
 from raylens.deployments.api.tools import ToolCall
 from raylens.deployments.endpoint.accounting import RequestAccount
-from raylens.deployments.endpoint.answer import ChunkedAnswer, Pieces
+from raylens.deployments.endpoint.answer import ChunkedAnswer
 from raylens.deployments.endpoint.tool_calls import AnswerText
 from raylens.deployments.wire.stage_messages import GeneratedText, ScoredToken
 from raylens.preprocess.schema import ToolCallFormat
@@ -48,13 +48,14 @@ class ChatAnswer(ChunkedAnswer[chat.ChatCompletionChunk]):
         self._has_token_ids = body.return_token_ids
         self._choices = [_Choice(AnswerText(tool_calls, body.offered)) for _ in range(account.num_answers)]
 
-    async def complete(self, pieces: Pieces) -> chat.ChatCompletion:
-        async for ready in pieces:
-            for piece in ready:
-                choice = self._choices[piece.index]
-                choice.add(piece)
-                choice.token_ids += piece.token_ids
-                choice.logprobs += map(_logprob, piece.logprobs)
+    def add(self, pieces: Sequence[GeneratedText]) -> None:
+        for piece in pieces:
+            choice = self._choices[piece.index]
+            choice.add(piece)
+            choice.token_ids += piece.token_ids
+            choice.logprobs += map(_logprob, piece.logprobs)
+
+    def whole(self) -> chat.ChatCompletion:
         return chat.ChatCompletion(
             **self._head,
             choices=[self._choice(index, choice) for index, choice in enumerate(self._choices)],

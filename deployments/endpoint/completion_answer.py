@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from raylens.deployments.api.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from raylens.deployments.endpoint.accounting import RequestAccount
-from raylens.deployments.endpoint.answer import ChunkedAnswer, Pieces
+from raylens.deployments.endpoint.answer import ChunkedAnswer
 from raylens.deployments.endpoint.chat_answer import finite, token_text
 from raylens.deployments.stages.pieces import CharacterStarts
 from raylens.deployments.wire.stage_messages import GeneratedText, ScoredToken
@@ -18,20 +18,21 @@ class CompletionAnswer(ChunkedAnswer[Completion]):
         self._has_logprobs = body.logprobs is not None
         self._has_token_ids = body.return_token_ids
         self._echoes = echoes
+        self._choices: dict[int, CompletionChoice] = {}
         self._echo_lengths: dict[int, int] = {}
         """The characters of the echoed prompt, by answer that has begun."""
         self._scored_prompts: dict[int, list[ScoredToken]] = {}
         """The tokens of each echoed prompt. They come with the first piece of the prompt's first answer."""
 
-    async def complete(self, pieces: Pieces) -> Completion:
-        choices: dict[int, CompletionChoice] = {}
-        async for ready in pieces:
-            for piece in ready:
-                part = self._part(piece)
-                if (whole := choices.setdefault(piece.index, part)) is not part:
-                    _extend(whole, part)
-        whole_choices = [choices[index] for index in sorted(choices)]
-        return self._chunk(whole_choices, usage=self._account.usage, stage_timings=self._timings())
+    def add(self, pieces: Sequence[GeneratedText]) -> None:
+        for piece in pieces:
+            part = self._part(piece)
+            if (choice := self._choices.setdefault(piece.index, part)) is not part:
+                _extend(choice, part)
+
+    def whole(self) -> Completion:
+        choices = [self._choices[index] for index in sorted(self._choices)]
+        return self._chunk(choices, usage=self._account.usage, stage_timings=self._timings())
 
     def _chunks_of(self, piece: GeneratedText) -> Iterator[Completion]:
         timings = None if piece.finish_reason is None else self._timings()

@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from fastapi import FastAPI
 from fastapi.responses import Response, StreamingResponse
@@ -18,7 +18,6 @@ from raylens.deployments.api.generation import AnyGenerationFields, GenerationFi
 from raylens.deployments.api.responses import ResponseObject, ResponsesRequest
 from raylens.deployments.config import MetricsConfig
 from raylens.deployments.endpoint.accounting import RequestAccount
-from raylens.deployments.endpoint.answer import Pieces
 from raylens.deployments.endpoint.call import ApiCall, HttpCall
 from raylens.deployments.endpoint.chat_answer import ChatAnswer
 from raylens.deployments.endpoint.completion_answer import CompletionAnswer
@@ -29,7 +28,7 @@ from raylens.deployments.endpoint.response_answer import ResponseAnswer
 from raylens.deployments.endpoint.served_models import ModelRoute, ServedModels
 from raylens.deployments.endpoint.tool_calls import forced_call
 from raylens.deployments.metrics.definitions import IngressMetrics
-from raylens.deployments.pipeline.merged_pieces import merged
+from raylens.deployments.pipeline.merged_pieces import Answers, MergedAnswers
 from raylens.deployments.server_log import process_name
 from raylens.deployments.stages.stage_calls import MAX_ATTEMPTS, StageUnavailableError
 from raylens.deployments.wire.stage_messages import GeneratedText
@@ -143,30 +142,34 @@ class _Generation:
             self.account.finish()
             return Response(completion.model_dump_json(), media_type="application/json")
         async with AsyncExitStack() as stack:
-            pieces = await self._begin(stack)
-            events = self._events(make_answer(), pieces, stack.pop_all())
+            answers = await self._begin(stack)
+            events = self._events(make_answer(), answers, stack.pop_all())
             return StreamingResponse(events, media_type="text/event-stream", headers=_STREAM_HEADERS)
 
-    async def _begin(self, stack: AsyncExitStack) -> "_AccountedPieces":
-        """Returns the pieces once the first has come: an earlier failure is an HTTP error. `stack` closes them."""
+    async def _begin(self, stack: AsyncExitStack) -> "_CountedAnswers":
+        """Returns the answers once the first piece has come: an earlier failure is an HTTP error. `stack` closes
+        them."""
         account, model = self.account, self.model
         stack.callback(account.observe_gaps)
         processor = model.ready_processor()
-        streams = [model.pipeline.run(request, processor) for request in account.requests]
-        answers = streams[0] if len(streams) == 1 else merged(streams, num_answers=account.num_answers)
-        pieces = _AccountedPieces(await stack.enter_async_context(aclosing(answers)), account, self.deadline)
+        parts = [model.pipeline.request(request, processor) for request in account.requests]
+        answers = parts[0] if len(parts) == 1 else MergedAnswers(parts, num_answers=account.num_answers)
+        stack.push_async_callback(answers.aclose)
+        counted = _CountedAnswers(answers, account, self.deadline)
         stages = {stage for request in account.requests for stage in request.stages}
         async with model.monitor.while_there(stages):
-            await pieces.wait_for_first(self.first_token_timeout_s)
-        return pieces
+            await counted.wait_for_first(self.first_token_timeout_s)
+        return counted
 
     async def _complete(self, make_answer: Callable[[], Answer]) -> BaseModel:
         """Returns the whole answer. Nobody has seen any of it before, so it is retried elsewhere if a replica dies."""
         for attempt in range(MAX_ATTEMPTS):
             async with AsyncExitStack() as stack:
-                pieces = await self._begin(stack)
+                answers, answer = await self._begin(stack), make_answer()
                 try:
-                    return await make_answer().complete(pieces)
+                    while pieces := await answers.next():
+                        answer.add(pieces)
+                    return answer.whole()
                 except StageUnavailableError as error:
                     if attempt == MAX_ATTEMPTS - 1:
                         raise
@@ -175,13 +178,18 @@ class _Generation:
             self.account.begin_again()
         raise AssertionError("the last attempt returns or raises")
 
-    async def _events(self, answer: Answer, pieces: Pieces, stack: AsyncExitStack) -> AsyncIterator[str]:
-        """Yields server-sent events. An error becomes an event and ends the stream. `stack` closes `pieces`."""
+    async def _events(self, answer: Answer, answers: "_CountedAnswers", stack: AsyncExitStack) -> AsyncIterator[str]:
+        """Yields server-sent events. An error becomes an event and ends the stream. `stack` closes `answers`."""
         async with stack:
             try:
                 async with _noting_end(self.body, self.account):
-                    async for event in answer.events(pieces):
-                        yield event
+                    if events := answer.first_events():
+                        yield events
+                    while pieces := await answers.next():
+                        if events := answer.events(pieces):
+                            yield events
+                    if events := answer.last_events():
+                        yield events
                     self.account.finish()
             except Exception as error:
                 self.call.fail(error)
@@ -190,11 +198,11 @@ class _Generation:
 
 
 @dataclass(slots=True)
-class _AccountedPieces:
-    """The pieces of a client's answers, counted as they come. The iterator also yields the pieces of `wait_for_first`.
+class _CountedAnswers:
+    """A client's answers, whose pieces are counted as they come. `next` also returns the pieces of `wait_for_first`.
     Raises DeadlineError at the client's deadline."""
 
-    answers: AsyncGenerator[Sequence[GeneratedText]]
+    answers: Answers
     account: RequestAccount
     deadline: Deadline
     first: Sequence[GeneratedText] = ()
@@ -203,23 +211,20 @@ class _AccountedPieces:
         """Raises StageUnavailableError after `timeout_s` without a piece."""
         try:
             async with asyncio.timeout(timeout_s):
-                self.first = await anext(self)
+                self.first = await self.next()
         except DeadlineError:
             raise
         except TimeoutError:
             raise StageUnavailableError("generate", f"no token after {timeout_s:g} s") from None
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Sequence[GeneratedText]:
+    async def next(self) -> Sequence[GeneratedText]:
         if first := self.first:
             self.first = ()
             return first
-        ready = await self.deadline.wait_for(anext(self.answers))
-        for piece in ready:
+        pieces = await self.deadline.wait_for(self.answers.next())
+        for piece in pieces:
             self.account.add(piece)
-        return ready
+        return pieces
 
 
 async def _echoes(model: ModelRoute, body: CompletionRequest) -> list[str]:

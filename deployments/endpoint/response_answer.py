@@ -2,7 +2,7 @@
 
 The events and their order: https://platform.openai.com/docs/api-reference/responses-streaming."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any, Literal
 
@@ -10,8 +10,9 @@ from raylens.deployments.api import responses
 from raylens.deployments.api.tools import ChosenFunction, ToolCall
 from raylens.deployments.api.wire import ErrorResponse
 from raylens.deployments.endpoint.accounting import RequestAccount
-from raylens.deployments.endpoint.answer import Pieces, sent_event
+from raylens.deployments.endpoint.answer import sent_event
 from raylens.deployments.endpoint.tool_calls import AnswerText
+from raylens.deployments.wire.stage_messages import GeneratedText
 from raylens.preprocess.schema import ToolCallFormat
 
 _TOLD_AGAIN = {"model", "instructions", "metadata", "temperature", "top_p", "max_output_tokens"}
@@ -22,7 +23,7 @@ class ResponseAnswer:
     """`tool_calls`: the form of tool calls in the text, or None if there can be none."""
 
     last_event = ""
-    """The last one of `events`, or `error_event`, already ends the stream."""
+    """`last_events` or `error_event` already ends the stream."""
 
     def __init__(
         self, body: responses.ResponsesRequest, account: RequestAccount, tool_calls: ToolCallFormat | None
@@ -34,25 +35,28 @@ class ResponseAnswer:
         self._output: list[responses.OutputItem] = []
         self._numbers = count()
 
-    async def complete(self, pieces: Pieces) -> responses.ResponseObject:
-        async for _ in self.events(pieces):
-            pass
+    def add(self, pieces: Sequence[GeneratedText]) -> None:
+        self.events(pieces)
+
+    def whole(self) -> responses.ResponseObject:
+        self._end_output()
         return self._finished()
 
-    async def events(self, pieces: Pieces) -> AsyncIterator[str]:
-        for kind in ("response.created", "response.in_progress"):
-            yield self._event(kind, response=self._response("in_progress"))
-        if self._begins_with_text:
-            yield "".join(self._open_message())
-        async for ready in pieces:
-            if events := "".join(event for piece in ready for event in self._told(*self._parts.add(piece))):
-                yield events
-        if not self._output:
-            yield "".join(self._open_message())
-        if events := "".join(self._close_message(self._status)):
-            yield events
-        finished = self._finished()
-        yield self._event(f"response.{finished.status}", response=finished)
+    def first_events(self) -> str:
+        kinds = ("response.created", "response.in_progress")
+        begun = [self._event(kind, response=self._response("in_progress")) for kind in kinds]
+        return "".join(begun + list(self._open_message() if self._begins_with_text else ()))
+
+    def events(self, pieces: Sequence[GeneratedText]) -> str:
+        return "".join(event for piece in pieces for event in self._told(*self._parts.add(piece)))
+
+    def last_events(self) -> str:
+        events, finished = self._end_output(), self._finished()
+        return events + self._event(f"response.{finished.status}", response=finished)
+
+    def _end_output(self) -> str:
+        opening = [] if self._output else list(self._open_message())
+        return "".join(opening + list(self._close_message(self._status)))
 
     def error_event(self, error: ErrorResponse) -> str:
         failed = self._response("failed")

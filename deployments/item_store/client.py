@@ -12,8 +12,17 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 
 from raylens.deployments.item_store.codec import pack, read
-from raylens.deployments.item_store.item_states import OnPending
-from raylens.deployments.item_store.messages import FROM_SHARD, Close, Failed, FromIngress, FromShard, Pending, Result
+from raylens.deployments.item_store.item_states import MadeItem, OnPending, StoredItem
+from raylens.deployments.item_store.messages import (
+    FROM_SHARD,
+    Close,
+    Failed,
+    FromIngress,
+    FromShard,
+    Made,
+    Pending,
+    Result,
+)
 from raylens.deployments.routing.replica_choice import rank
 from raylens.deployments.stages.stage_calls import StageUnavailableError
 from raylens.deployments.wire.private_port import MalformedMessageError, PortAddress, Reader, Writer, connect
@@ -107,6 +116,7 @@ class ShardConnection:
         self._writer = writer
         self._numbers = itertools.count()
         self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._items: dict[int, StoredItem] = {}
         self._listeners: dict[int, OnPending] = {}
 
     async def run(self, reader: Reader) -> None:
@@ -144,11 +154,15 @@ class ShardConnection:
             return await answer
         finally:
             del self._answers[number], self._listeners[number]
+            self._items.pop(number, None)
 
     def _take(self, message: FromShard) -> None:
         match message:
             case Pending(number, item) if self._is_awaited(number):
+                self._items[number] = item
                 self._listeners[number](item)
+            case Made(number, item, trace) if self._is_awaited(number):
+                self._answers[number].set_result(MadeItem(item or self._items[number], trace))
             case Result(number, value) if self._is_awaited(number):
                 self._answers[number].set_result(value)
             case Failed(number, error) if self._is_awaited(number):

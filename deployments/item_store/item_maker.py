@@ -3,10 +3,12 @@
 This process holds references only, never the tensors. The caller of a stage owns its results, so cached data outlives
 the replica that computed it. The object store keeps one copy a node."""
 
+import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -14,7 +16,6 @@ from typing import Any, TypeVar
 from ray import ObjectRef
 
 from raylens.deployments.config import SharedConfig
-from raylens.deployments.item_store.early_result import Announce, EarlyResult
 from raylens.deployments.item_store.encoder_choice import EncoderPlace, cheapest
 from raylens.deployments.item_store.item_states import (
     ContentMissingError,
@@ -22,13 +23,19 @@ from raylens.deployments.item_store.item_states import (
     ItemTrace,
     MadeItem,
     OnPending,
-    PendingItem,
     StoredItem,
 )
 from raylens.deployments.metrics.definitions import CacheMetrics, ItemMetrics
 from raylens.deployments.ray_internals.handles import has_running_replica, objects_of
 from raylens.deployments.request_context import in_request
-from raylens.deployments.stages.stage_calls import StageCalls, StageHandles, StageUnavailableError, with_pending
+from raylens.deployments.stages.stage_calls import (
+    CallFailedError,
+    StageCalls,
+    StageHandles,
+    StageUnavailableError,
+    call_of,
+    has_result,
+)
 from raylens.deployments.tracing.spans import OpenSpan, Spans
 from raylens.deployments.wire.stage_messages import EmbeddingInfo, ItemJob
 from raylens.preprocess.cache import ItemCache
@@ -37,8 +44,8 @@ from raylens.preprocess.schema import ItemInfo
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 ResultT = TypeVar("ResultT")
-ItemProcessing = EarlyResult[PendingItem, StoredItem]
-StoredItems = ItemCache[StoredItem, PendingItem]
+OnTaken = Callable[[ObjectRef], None]
+"""Gets a reference to a stage's pending result once a replica has taken the call."""
 
 
 class ItemMaker:
@@ -66,20 +73,25 @@ class ItemMaker:
         }
         self._calls = calls
         self._metrics = metrics
-        self.processed = _cache(config.processor_cache_bytes // config.shards, metrics.mm_cache)
-        self.embeddings = _cache(config.embedding_cache_bytes // config.shards, metrics.encoder_cache)
+        self.processed = ItemCache[StoredItem, ObjectRef](
+            config.processor_cache_bytes // config.shards, partial(_count_eviction, metrics.mm_cache)
+        )
+        self.embeddings = ItemCache[StoredItem, StoredItem](
+            config.embedding_cache_bytes // config.shards, partial(_count_eviction, metrics.encoder_cache)
+        )
 
     async def processed_of(self, order: ItemOrder) -> MadeItem:
         """Returns the processed item without embeddings. Raises like `embeddings_of`."""
         trace = ItemTrace()
         with self._watched(order, trace) as span:
             order = replace(order, context=span.context)
-            return MadeItem(await self._with_content(order, lambda: self._processed(order, trace)), trace)
+            processed = self._with_content(
+                order, lambda: self._calls.send("preprocess", lambda: self._processed(order, trace))
+            )
+            return MadeItem(await processed, trace)
 
     async def embeddings_of(self, order: ItemOrder, on_pending: OnPending) -> MadeItem:
-        """Returns the item with its embeddings. For new embeddings, `on_pending` gets the item once a Preprocess
-        replica has taken it, and again once an Encode replica has. If one of them dies, `on_pending` gets the item
-        again from its replacement.
+        """Returns the item with its embeddings. `on_pending` gets it while they are new and pending.
 
         Raises InvalidRequestError, a StageError, or ContentMissingError."""
         trace = ItemTrace()
@@ -92,7 +104,7 @@ class ItemMaker:
     async def _embeddings_of(
         self, order: ItemOrder, span: OpenSpan, on_pending: OnPending, trace: ItemTrace
     ) -> StoredItem:
-        async def create(announce: Announce[PendingItem]) -> tuple[StoredItem, int]:
+        async def create(announce: OnPending) -> tuple[StoredItem, int]:
             with in_request(order.context):
                 return await self._make(order, trace, announce)
 
@@ -129,19 +141,68 @@ class ItemMaker:
             if not contents and self._contents.get(order.mm_hash) is contents:
                 del self._contents[order.mm_hash]
 
-    async def _make(
-        self, order: ItemOrder, trace: ItemTrace, announce: Announce[PendingItem]
+    async def _make(self, order: ItemOrder, trace: ItemTrace, announce: OnPending) -> tuple[StoredItem, int]:
+        """Returns the item with its embeddings, and their size in bytes. Repeats the calls without a result after a
+        replica's death or the loss of tensors."""
+        attempts = Counter[str]()
+        processing: asyncio.Task[StoredItem] | None = None
+
+        async def process_again() -> None:
+            nonlocal processing
+            self.processed.discard(order.mm_hash)
+            processing = None
+
+        try:
+            while True:
+                tensors: asyncio.Future[ObjectRef] = asyncio.get_running_loop().create_future()
+                if processing is None or not has_result(processing):
+                    processing = asyncio.create_task(self._processed(order, trace, tensors.set_result))
+                try:
+                    return await self._make_once(order, trace, processing, tensors, announce)
+                except CallFailedError as failed:
+                    await self._calls.recover(failed, attempts, process_again)
+        finally:
+            if processing is not None:
+                await _cancelled(processing)
+
+    async def _make_once(
+        self,
+        order: ItemOrder,
+        trace: ItemTrace,
+        processing: "asyncio.Task[StoredItem]",
+        tensors: "asyncio.Future[ObjectRef]",
+        announce: OnPending,
     ) -> tuple[StoredItem, int]:
-        """Returns the item with its embeddings, and their size in bytes."""
-        processing = ItemProcessing(
-            lambda note: self._processed(order, trace, note),
-            lambda processed: PendingItem(processed.info, processed.ref),
-            lambda pending: announce(PendingItem(pending.info, None)),
-        )
-        async with aclosing(processing):
-            if order.is_precomputed and (processed := await processing.result()).info.is_encoded:
-                return processed, processed.info.num_bytes
-            return await self._encode_item(order, trace, processing, announce)
+        """Calls Encode with a reference to `tensors`, before these exist. `processing`: their computation. Raises
+        CallFailedError."""
+        await asyncio.wait([tensors, processing], return_when=asyncio.FIRST_COMPLETED)
+        if order.is_precomputed and (processed := await processing).info.is_encoded:
+            return processed, processed.info.num_bytes
+        given = tensors.result() if tensors.done() else (await processing).ref
+        taken: ObjectRef | None = None
+
+        def tell() -> None:
+            if taken is not None and has_result(processing):
+                announce(StoredItem(processing.result().info, taken))
+
+        def take(embeddings: ObjectRef) -> None:
+            nonlocal taken
+            taken = embeddings
+            tell()
+
+        processing.add_done_callback(lambda _: tell())
+        encoding = asyncio.create_task(self._encode(order, trace, given, take))
+        try:
+            await asyncio.wait([encoding, processing], return_when=asyncio.FIRST_COMPLETED)
+            if not has_result(encoding):
+                await processing  # its failure may be the cause
+            (embeddings, info), processed = await encoding, await processing
+        finally:
+            await _cancelled(encoding)
+        trace.times += info.times
+        self._metrics.object_store_transfer_bytes.inc(processed.info.num_bytes, edge="preprocess_encode")
+        self._metrics.object_store_transfer_bytes.inc(info.num_bytes, edge="encode_generate")
+        return StoredItem(processed.info, embeddings), info.num_bytes
 
     @contextmanager
     def _watched(self, order: ItemOrder, trace: ItemTrace) -> Iterator[OpenSpan]:
@@ -174,19 +235,17 @@ class ItemMaker:
             raise StageUnavailableError(stage, f"the {stage} stage is not available")
 
     async def _processed(
-        self, order: ItemOrder, trace: ItemTrace, on_pending: Announce[PendingItem] = lambda pending: None
+        self, order: ItemOrder, trace: ItemTrace, on_taken: OnTaken = lambda tensors: None
     ) -> StoredItem:
-        async def create(announce: Announce[PendingItem]) -> tuple[StoredItem, int]:
+        async def create(announce: OnTaken) -> tuple[StoredItem, int]:
             with in_request(order.context):
                 return await self._process(order, trace, announce)
 
-        processed, trace.was_processed = await self.processed.get_or_create(order.mm_hash, create, on_pending)
+        processed, trace.was_processed = await self.processed.get_or_create(order.mm_hash, create, on_taken)
         self._metrics.mm_cache.count_query(order.modality, is_hit=trace.was_processed)
         return processed
 
-    async def _process(
-        self, order: ItemOrder, trace: ItemTrace, announce: Announce[PendingItem]
-    ) -> tuple[StoredItem, int]:
+    async def _process(self, order: ItemOrder, trace: ItemTrace, on_taken: OnTaken) -> tuple[StoredItem, int]:
         contents = self._contents.get(order.mm_hash, {})
         if not contents:
             raise ContentMissingError
@@ -203,62 +262,43 @@ class ItemMaker:
         self._check_model(order, "preprocess")
         process_item = self._stages[order.model].preprocess.options(stream=True).process_item
 
-        async def call() -> tuple[ObjectRef, Any]:
-            (tensors, _), info = await objects_of(
-                process_item.remote(job), 2, lambda tensors, info: announce(PendingItem(info, tensors))
-            )
-            return tensors, info
-
-        async def give_up() -> None:
-            contents.pop(source, None)  # its ingress is gone, and the content with it
-            raise ContentMissingError
-
-        tensors, info = await self._calls.send("preprocess", call, give_up)
+        try:
+            with call_of("preprocess"):
+                response = process_item.remote(job)
+                (tensors, _), info = await objects_of(response, 2, lambda tensors, _: on_taken(tensors))
+        except CallFailedError as failed:
+            if failed.is_loss:
+                contents.pop(source, None)  # its ingress is gone, and the content with it
+                raise ContentMissingError from failed
+            raise
+        self._calls.on_reply("preprocess")
         assert isinstance(info, ItemInfo)
         trace.times += info.times
         return StoredItem(info, tensors), info.num_bytes
 
-    async def _encode_item(
-        self, order: ItemOrder, trace: ItemTrace, processing: ItemProcessing, announce: Announce[PendingItem]
-    ) -> tuple[StoredItem, int]:
+    async def _encode(
+        self, order: ItemOrder, trace: ItemTrace, tensors: ObjectRef, on_taken: OnTaken
+    ) -> tuple[ObjectRef, EmbeddingInfo]:
+        """Raises CallFailedError."""
         self._check_model(order, "encode")
-        encoders = self._encoders[order.model]
+        encoder = cheapest(self._encoders[order.model], order.num_pixels)
+        encode = encoder.handle.options(stream=True).encode
         item_id = f"{order.request_id}-{order.mm_hash}"
-
-        def announce_embeddings(embeddings: ObjectRef, _: ObjectRef) -> None:
-            assert processing.latest is not None, "Encode gets no item that Preprocess has not taken"
-            announce(PendingItem(processing.latest.info, embeddings))
-
-        async def tensors() -> ObjectRef:
-            ref = (await processing.early()).ref
-            assert ref is not None, "an item is processed once there are references to its metadata and its tensors"
-            return ref
-
-        async def encode_tensors(tensors: ObjectRef) -> tuple[ObjectRef, Any]:
-            encoder = cheapest(encoders, order.num_pixels)
-            encode = encoder.handle.options(stream=True).encode
-            with encoder.call(order.num_pixels) as answered:
-                response = encode.remote(item_id, order.modality, tensors, time.time(), order.context)
-                (embeddings, _), info = await objects_of(response, 2, announce_embeddings)
-                assert isinstance(info, EmbeddingInfo)
-                answered(info)
-            trace.encoded_by = encoder.stage
-            return embeddings, info
-
-        async def process_again() -> None:
-            self.processed.discard(order.mm_hash)
-            processing.start()
-
-        embeddings, info = await self._calls.send(
-            "encode", lambda: with_pending(tensors, processing.result, encode_tensors), process_again
-        )
-        assert isinstance(info, EmbeddingInfo)
-        processed = await processing.result()
-        trace.times += info.times
-        self._metrics.object_store_transfer_bytes.inc(processed.info.num_bytes, edge="preprocess_encode")
-        self._metrics.object_store_transfer_bytes.inc(info.num_bytes, edge="encode_generate")
-        return StoredItem(processed.info, embeddings), info.num_bytes
+        with call_of("encode"), encoder.call(order.num_pixels) as answered:
+            response = encode.remote(item_id, order.modality, tensors, time.time(), order.context)
+            (embeddings, _), info = await objects_of(response, 2, lambda embeddings, _: on_taken(embeddings))
+            assert isinstance(info, EmbeddingInfo)
+            answered(info)
+        trace.encoded_by = encoder.stage
+        self._calls.on_reply("encode")
+        return embeddings, info
 
 
-def _cache(capacity_bytes: int, metrics: CacheMetrics) -> StoredItems:
-    return StoredItems(capacity_bytes, lambda item: metrics.count_eviction(item.info.modality))
+async def _cancelled(work: "asyncio.Task[Any]") -> None:
+    """Cancels the work if it still runs, and waits for its end."""
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+
+
+def _count_eviction(metrics: CacheMetrics, item: StoredItem) -> None:
+    metrics.count_eviction(item.info.modality)

@@ -36,19 +36,10 @@ class ContentMissingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """The value type of both caches: an item's metadata and the reference to its tensors or embeddings."""
+    """An item's metadata, and the reference to its tensors or embeddings, which may be pending except in a cache."""
 
     info: ItemInfo
     ref: ObjectRef
-
-
-@dataclass(frozen=True, slots=True)
-class PendingItem:
-    """An item that a stage is still computing. Its references, to the metadata and to the tensors or embeddings, may be
-    unresolved. `ref` is None until an Encode replica has taken the item."""
-
-    info: ItemInfo | ObjectRef
-    ref: ObjectRef | None
 
 
 @dataclass(slots=True)
@@ -80,5 +71,6 @@ class MadeItem:
     trace: ItemTrace
 
 
-OnPending = Callable[[PendingItem], None]
-ITEM_STATES = (ItemOrder, PendingItem, MadeItem, StoredItem, ItemTrace)
+OnPending = Callable[[StoredItem], None]
+"""Gets an item that is processed and taken by an Encode replica; again if another replica takes it."""
+ITEM_STATES = (ItemOrder, StoredItem, ItemTrace)

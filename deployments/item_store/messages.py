@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, get_args
 
 from ray import ObjectRef
 
-from raylens.deployments.item_store.item_states import ItemOrder, MadeItem, PendingItem
+from raylens.deployments.item_store.item_states import ItemOrder, ItemTrace, StoredItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +54,27 @@ class Remember:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
+    """An ordered item whose embeddings are pending."""
+
     number: int
-    item: PendingItem
+    item: StoredItem
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """The result of an order. `item`: None for the item of the last Pending."""
+
+    number: int
+    item: StoredItem | None
+    trace: ItemTrace
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of an order, a MadeItem, or of a call, the method's return value."""
+    """The return value of a call."""
 
     number: int
-    value: MadeItem | Any
+    value: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +84,7 @@ class Failed:
 
 
 FromIngress: TypeAlias = Ask | CallMethod | Close | Evict | Remember
-FromShard: TypeAlias = Pending | Result | Failed
+FromShard: TypeAlias = Pending | Made | Result | Failed
 Message: TypeAlias = FromIngress | FromShard
 FROM_INGRESS: tuple[type[Any], ...] = get_args(FromIngress)
 FROM_SHARD: tuple[type[Any], ...] = get_args(FromShard)

@@ -15,7 +15,7 @@ from ray import ObjectRef
 from raylens.deployments.config import AppConfig
 from raylens.deployments.item_store.codec import pack, read
 from raylens.deployments.item_store.item_maker import ItemMaker
-from raylens.deployments.item_store.item_states import ContentMissingError, PendingItem
+from raylens.deployments.item_store.item_states import ContentMissingError, MadeItem, StoredItem
 from raylens.deployments.item_store.messages import (
     FROM_INGRESS,
     Ask,
@@ -24,6 +24,7 @@ from raylens.deployments.item_store.messages import (
     Evict,
     Failed,
     FromIngress,
+    Made,
     Message,
     Pending,
     Remember,
@@ -168,6 +169,7 @@ class _Work:
         self._state = state
         self._message = message
         self._send = send
+        self._told: StoredItem | None = None
         self._kept: list[object] = []
         """The answers so far; their references keep the data alive."""
         self._task = asyncio.create_task(self._answer())
@@ -187,7 +189,11 @@ class _Work:
             self._send(Failed(number, error))
             return
         self._kept.append(result)
-        self._send(Result(number, result))
+        if isinstance(result, MadeItem):
+            is_told = self._told is not None and self._told.ref == result.stored.ref
+            self._send(Made(number, None if is_told else result.stored, result.trace))
+        else:
+            self._send(Result(number, result))
 
     async def _result(self) -> Any:
         match self._message:
@@ -198,6 +204,7 @@ class _Work:
             case CallMethod(_, method, arguments):
                 return await self._state.methods[method](*arguments)
 
-    def _tell(self, pending: PendingItem) -> None:
-        self._kept.append(pending)
-        self._send(Pending(self._message.number, pending))
+    def _tell(self, item: StoredItem) -> None:
+        self._told = item
+        self._kept.append(item)
+        self._send(Pending(self._message.number, item))

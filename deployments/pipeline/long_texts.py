@@ -6,13 +6,13 @@ parser then gets a small body. A mark stands inside the text of its stretch. Cli
 
 import re
 import secrets
-from functools import cached_property
 from typing import Any
 
 SLICE_BYTES = 2**15
 """A stretch consists of whole slices of this size. A shorter rest stays in the JSON."""
 
 _MARKS = (b'"', b"\\", b",", b"[", b"{")
+_NUMBER_DIGITS = 8  # hexadecimal, of a stretch in its mark
 _LONGEST_ESCAPE = 5  # bytes of "\\uXXXX" behind its backslash
 _BODIES_OF_MEDIA = frozenset({"messages", "input", "prompt", "multi_modal_data"})
 _MEDIA_KEYS = frozenset({"url", "image_url", "video_url", "image_embeds", "image", "video"})
@@ -30,10 +30,6 @@ class LongTexts:
         self._has_begun_text = False  # no stretch begins before the first text
         self._pending = b""
         self._end = b""  # the last bytes that were returned as JSON
-
-    @cached_property
-    def _mark(self) -> re.Pattern[str]:
-        return re.compile(f"{self._nonce}([0-9a-f]{{8}})")
 
     def take(self, chunk: bytes) -> bytes:
         data = self._pending + chunk if self._pending else chunk
@@ -57,7 +53,7 @@ class LongTexts:
             return b""
         self._is_in_stretch = True
         self._stretches.append([data])
-        return f"{self._nonce}{len(self._stretches) - 1:08x}".encode()
+        return f"{self._nonce}{len(self._stretches) - 1:0{_NUMBER_DIGITS}x}".encode()
 
     def restored(self, body: Any) -> Any:
         """Returns a parsed body with its texts restored. URLs of media keep their marks; `pieces` reads them."""
@@ -74,9 +70,10 @@ class LongTexts:
         """Returns `text`, with its marks replaced, as ASCII or UTF-8."""
         if not self._stretches or self._nonce not in text:
             return [text.encode()]
-        pieces: list[bytes] = []
-        for index, part in enumerate(self._mark.split(text)):
-            pieces += self._stretches[int(part, 16)] if index % 2 else [part.encode()]
+        first, *others = text.split(self._nonce)
+        pieces = [first.encode()]
+        for other in others:
+            pieces += [*self._stretches[int(other[:_NUMBER_DIGITS], 16)], other[_NUMBER_DIGITS:].encode()]
         return pieces
 
     def text(self, marked: str) -> str:

@@ -1,32 +1,48 @@
-"""Merges the answers to several prompts, computed in parallel, into one stream."""
+"""Merges the answers to several prompts, computed in parallel."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from raylens.deployments.pipeline.media_items import all_or_none
 from raylens.deployments.wire.stage_messages import GeneratedText
 
-PieceStream = AsyncGenerator[list[GeneratedText]]
+
+class Answers(Protocol):
+    """The answers to a client's request."""
+
+    async def next(self) -> list[GeneratedText]:
+        """Returns the pieces that are ready; none after the last."""
+        ...
+
+    async def aclose(self) -> None: ...
 
 
-async def merged(streams: Sequence[PieceStream], *, num_answers: int) -> PieceStream:
-    """Yields pieces as they come. Answer i to prompt p gets the index p * num_answers + i. The first failure ends all
-    streams."""
-    ready: asyncio.Queue[list[GeneratedText] | None] = asyncio.Queue()
+class MergedAnswers:
+    """The pieces of all `parts`, which it closes. Answer i to prompt p gets the index p * num_answers + i. The first
+    failure ends all parts."""
 
-    async def pass_on(number: int, stream: PieceStream) -> None:
-        async with aclosing(stream):
-            async for pieces in stream:
-                ready.put_nowait([replace(one, index=one.index + number * num_answers) for one in pieces])
+    def __init__(self, parts: Sequence[Answers], *, num_answers: int) -> None:
+        self._num_answers = num_answers
+        self._ready: asyncio.Queue[list[GeneratedText]] = asyncio.Queue()
+        self._work = asyncio.create_task(all_or_none([self._pass_on(*one) for one in enumerate(parts)]))
+        self._work.add_done_callback(lambda _: self._ready.put_nowait([]))
 
-    work = asyncio.create_task(all_or_none([pass_on(number, stream) for number, stream in enumerate(streams)]))
-    work.add_done_callback(lambda _: ready.put_nowait(None))
-    try:
-        while (pieces := await ready.get()) is not None:
-            yield pieces
-        await work
-    finally:
-        work.cancel()
-        await asyncio.wait([work])
+    async def next(self) -> list[GeneratedText]:
+        if pieces := await self._ready.get():
+            return pieces
+        await self._work
+        return []
+
+    async def aclose(self) -> None:
+        self._work.cancel()
+        await asyncio.wait([self._work])
+
+    async def _pass_on(self, number: int, part: Answers) -> None:
+        try:
+            while pieces := await part.next():
+                first = number * self._num_answers
+                self._ready.put_nowait([replace(one, index=first + one.index) for one in pieces])
+        finally:
+            await part.aclose()

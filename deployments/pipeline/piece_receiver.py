@@ -3,8 +3,10 @@
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ray.serve.handle import DeploymentResponse
@@ -41,11 +43,14 @@ class PieceReceiver:
         """Ends all connections."""
         await self._port.close()
 
-    def call(self, start: StartCall, tenant: str) -> "AnswerStream":
-        """Returns the answers of the call that `start` makes to Generate with the given address. Reading the stream
-        starts the call."""
-        address = PieceAddress(self._port.address, next(self._numbers))
-        return AnswerStream(address, start, self._calls, lambda cost: self._turns.take(tenant, cost))
+    def call(self, start: StartCall, tenant: str, news: asyncio.Event) -> "AnswerStream":
+        """Returns the answers of the call that `start` makes to Generate with the given address. `news`: set when
+        anything about them changes."""
+        number = next(self._numbers)
+        response = start(PieceAddress(self._port.address, number))
+        turn = partial(self._turns.take, tenant)
+        self._calls[number] = AnswerStream(response, news, turn, on_close=lambda: self._calls.pop(number))
+        return self._calls[number]
 
     async def _receive(self, reader: Reader, _: Writer) -> None:
         seen: set[int] = set()
@@ -60,65 +65,64 @@ class PieceReceiver:
         finally:
             # The replica is gone. Ray may notice much later: a lost node only after seconds.
             for number in seen.intersection(self._calls):
-                self._calls[number].lose()
+                self._calls[number].lose("the connection to the replica is lost")
 
 
 class AnswerStream:
-    """The pieces of one call to Generate, in lists. Pieces of an answer that are ready together become one."""
+    """The pieces of one call to Generate. Pieces of an answer that are ready together become one."""
 
     def __init__(
         self,
-        address: PieceAddress,
-        start: StartCall,
-        calls: "dict[int, AnswerStream]",
+        response: DeploymentResponse[Any],
+        news: asyncio.Event,
         turn: Callable[[int], Awaitable[None]],
+        on_close: Callable[[], Any],
     ) -> None:
         """`turn(num_bytes)` waits until this many bytes of pieces may be read."""
-        self._address = address
-        self._start = start
-        self._calls = calls
+        self._response = response
+        self._call = asyncio.ensure_future(response)
+        self._call.add_done_callback(self._end)
+        self._news = news
         self._turn = turn
-        self._response: DeploymentResponse[Any] | None = None
+        self._on_close = on_close
         self._waiting: deque[bytes] = deque()
         self._num_waiting_bytes = 0
-        self._has_ended = self._is_lost = False
-        self._news = asyncio.Event()
+        self._has_ended = False
+        self._loss = ""
+        self._timer: asyncio.TimerHandle | None = None
 
     def put(self, packed: Sequence[bytes], *, is_last: bool) -> None:
         self._waiting.extend(packed)
         self._num_waiting_bytes += sum(map(len, packed))
         self._has_ended = is_last
+        if self._timer is not None:
+            self._start_timer()
         self._news.set()
 
-    def lose(self) -> None:
+    def lose(self, reason: str) -> None:
         """No more pieces come."""
-        self._is_lost = True
+        self._loss = reason
         self._news.set()
 
-    async def __aiter__(self) -> AsyncGenerator[list[GeneratedText]]:
-        """Raises the call's own error, and PiecesLostError if the connection is lost, or if the call ends well but its
-        pieces do not come."""
-        self._calls[self._address.number] = self
-        self._response = self._start(self._address)
-        call = asyncio.ensure_future(self._response)
-        call.add_done_callback(lambda _: self._news.set())
-        try:
-            while self._waiting or not self._has_ended:
-                if self._waiting:
-                    yield await self._next()
-                elif self._is_lost:
-                    raise PiecesLostError("the connection to the replica is lost")
-                elif call.done():
-                    call.result()
-                    await self._wait(_LATE_SECONDS)
-                else:
-                    await self._wait(None)
-        finally:
-            del self._calls[self._address.number]
-            call.add_done_callback(_read_failure)  # nothing else awaits the call after the last piece
+    @property
+    def is_ready(self) -> bool:
+        """Whether pieces have come, or all have been read."""
+        return bool(self._waiting) or self._has_ended
 
-    async def _next(self) -> list[GeneratedText]:
-        """Returns up to a batch of the waiting pieces, at the tenant's turn."""
+    def check(self) -> None:
+        """Raises the call's own error, and PiecesLostError if no more pieces come."""
+        if self._loss:
+            raise PiecesLostError(self._loss)
+        if self._call.done():
+            self._call.result()
+
+    async def next(self) -> list[GeneratedText]:
+        """Waits for pieces, and returns up to a batch of them at the tenant's turn; none after the last. Raises like
+        `check`."""
+        while not self.is_ready:
+            self.check()
+            self._news.clear()
+            await self._news.wait()
         await self._turn(min(_BATCH_BYTES, self._num_waiting_bytes))
         pieces, end = list[GeneratedText](), self._num_waiting_bytes - _BATCH_BYTES
         while self._waiting and self._num_waiting_bytes > end:
@@ -127,18 +131,26 @@ class AnswerStream:
             pieces.append(unpack_piece(packed))
         return joined(pieces)
 
-    def cancel(self) -> None:
-        """Ends the call, if it has begun."""
-        if self._response is not None:
-            cancel_call(self._response)
+    def close(self) -> None:
+        """Ends the call if its pieces have not all come."""
+        self._on_close()
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._has_ended and not self._call.done():
+            with suppress(Exception):  # the reason, if the call never reached a replica
+                cancel_call(self._response)
 
-    async def _wait(self, seconds: float | None) -> None:
-        self._news.clear()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._news.wait()
-        except TimeoutError:
-            raise PiecesLostError(f"no pieces for {seconds} s after their call had ended") from None
+    def _end(self, call: "asyncio.Future[Any]") -> None:
+        if not call.cancelled() and call.exception() is None and not self._has_ended:
+            self._start_timer()
+        self._news.set()
+
+    def _start_timer(self) -> None:
+        """Expects the next pieces within `_LATE_SECONDS`, because the call has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+        reason = f"no pieces for {_LATE_SECONDS} s after their call had ended"
+        self._timer = asyncio.get_running_loop().call_later(_LATE_SECONDS, self.lose, reason)
 
 
 def joined(pieces: list[GeneratedText]) -> list[GeneratedText]:
@@ -160,8 +172,3 @@ def _join(pieces: list[GeneratedText]) -> GeneratedText:
         logprobs=[token for piece in pieces for token in piece.logprobs],
         prompt_logprobs=[token for piece in pieces for token in piece.prompt_logprobs],
     )
-
-
-def _read_failure(call: "asyncio.Future[Any]") -> None:
-    if not call.cancelled():
-        call.exception()

@@ -19,13 +19,14 @@ from raylens.deployments.server_log import process_name
 from raylens.deployments.stages.adapter_folder import AdapterFolder, adapter_not_found
 from raylens.deployments.stages.encode_stage import Encode
 from raylens.deployments.stages.engine_loop import EngineLoop
+from raylens.deployments.stages.generate_job import GenerateJob
 from raylens.deployments.stages.generate_ranks import RankActors
-from raylens.deployments.stages.hand_over import HandOver, ItemEmbeddings
+from raylens.deployments.stages.hand_over import HandOver
 from raylens.deployments.stages.memory_turn import memory_turn
 from raylens.deployments.stages.pieces import AnswerSender, PieceMaker
 from raylens.deployments.stages.preprocess_stage import load_model_processor, rendered
 from raylens.deployments.stages.process_setup import kernels_in_use, set_up_torch, skip_startup_objects
-from raylens.deployments.wire.piece_connection import PieceAddress, PieceConnections
+from raylens.deployments.wire.piece_connection import PieceConnections
 from raylens.deployments.wire.stage_messages import EmbeddingInfo, Heartbeat, UnrenderedPrompt
 from raylens.deployments.wire.tensor_wire import PackedItem, PackedTensor
 from raylens.llm.config import EngineConfig
@@ -106,40 +107,27 @@ class Generate(Replica):
         if ranks is not None and self._loop.close():
             ranks.stop()
 
-    async def generate(
-        self,
-        request_id: str,
-        prompt: ProcessedPrompt | UnrenderedPrompt,
-        params: SamplingParams,
-        items: list[ItemEmbeddings],
-        address: PieceAddress,
-        context: RequestContext,
-        *,
-        cache_salt: str,
-        priority: int,
-        adapter: str | None = None,
-    ) -> None:
-        """Renders an unrendered prompt and sends the answers to `address`, the first token at once. Returns when all
-        pieces are sent. Computes the prompt up to the first pending item of `items` until its embeddings arrive.
+    async def generate(self, prompt: ProcessedPrompt | UnrenderedPrompt, job: GenerateJob) -> None:
+        """Renders an unrendered prompt and sends the answers to `job.address`, the first token at once. Returns when
+        all pieces are sent. Computes the prompt up to the first pending item until its embeddings arrive.
 
-        Requests of different `cache_salt` share no prefix. Requests of a lower `priority` run first. `adapter`: a
-        LoRA's name. Pass `context` by position: Ray Serve's gRPC call has a parameter of the same name. Raises
-        EmbeddingsLostError, LoraError for a broken adapter, InvalidRequestError for a removed one."""
-        with in_request(context), self._spans.span("generate", context) as span:
-            lora = None if adapter is None else await self._find_adapter(adapter)
-            connection = await self._connections.to(address.ingress)
+        Raises EmbeddingsLostError, LoraError for a broken adapter, InvalidRequestError for a removed one."""
+        params = job.params
+        with in_request(job.context), self._spans.span("generate", job.context) as span:
+            lora = None if job.adapter is None else await self._find_adapter(job.adapter)
+            connection = await self._connections.to(job.address.ingress)
             times: list[StageTime] = []
             if isinstance(prompt, UnrenderedPrompt):
                 prompt = await self._rendered(prompt)
                 times.append(prompt.render_time(process_name()))
-            items = prompt.placed(items)
+            items = prompt.placed(job.items)
             hand_over = HandOver(
                 items, prompt.rendered_at, self._metrics.remote_bytes.inc, self._engine.stage_embeddings
             )
             embeddings = await hand_over.ready()
             sender = AnswerSender(
                 connection,
-                address.number,
+                job.address.number,
                 params.n,
                 await self._piece_maker(prompt, params),
                 lambda: [*times, hand_over.transfer] if items else times,
@@ -147,14 +135,14 @@ class Generate(Replica):
             )
             arrival = time.perf_counter()
             await self._loop.run(
-                request_id,
+                job.request_id,
                 lambda id_: self._engine.add_request(
                     id_,
                     prompt,
                     embeddings,
                     params,
-                    cache_salt=cache_salt,
-                    priority=priority,
+                    cache_salt=job.cache_salt,
+                    priority=job.priority,
                     lora=lora,
                     arrival=arrival,
                 ),

@@ -1,18 +1,17 @@
 """Calls a stage, recovers from dead replicas and lost data, and translates Ray's errors to this application's."""
 
 import asyncio
+import collections
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing
-from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from ray.exceptions import ObjectLostError, RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
-from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+from ray.serve.handle import DeploymentHandle
 
 from raylens.deployments.metrics.instruments import Counter
-from raylens.deployments.ray_internals.handles import cancel_call
 from raylens.deployments.stages.engine_loop import EngineDiedError
 from raylens.deployments.stages.hand_over import EmbeddingsLostError
 from raylens.deployments.wire.piece_connection import PiecesLostError
@@ -23,10 +22,9 @@ from raylens.preprocess.vision_plugins.interface import VisionPluginError
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 ResultT = TypeVar("ResultT")
-InputT = TypeVar("InputT")
 # Serve raises RayServeException for a missing replica, a full queue, or the failure of a call that this one needs.
-_CALL_ERRORS = (RayError, RayServeException)
-_LOSSES = (ObjectLostError, EmbeddingsLostError)  # the node or the replica with the data is gone
+CALL_ERRORS = (RayError, RayServeException)
+_LOSSES = (ObjectLostError, EmbeddingsLostError)
 _ENDS = (EngineDiedError, PiecesLostError)  # the replica cannot continue; another one can take its calls
 MAX_ATTEMPTS = 4
 
@@ -43,13 +41,6 @@ class StageHandles(NamedTuple):
 
     def all(self) -> list[DeploymentHandle[Any]]:
         return [self.preprocess, self.generate, *self.encoders.values()]
-
-
-class Stream(Protocol):
-    """The streamed results of one call."""
-
-    def __aiter__(self) -> AsyncGenerator[Any]: ...
-    def cancel(self) -> None: ...
 
 
 class StageError(RuntimeError):
@@ -87,94 +78,81 @@ class StageUnavailableError(StageError):
     """A stage has no replica, or replicas and data were lost in every attempt."""
 
 
+class CallFailedError(Exception):
+    """A call of `stage` failed. `error`: Ray's, or the stage's own."""
+
+    def __init__(self, stage: str, error: Exception) -> None:
+        super().__init__(f"{stage}: {error!r}")
+        self.stage = stage
+        self.error = error
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether input data is lost: the node or the replica with it is gone."""
+        return isinstance(_cause(self.error), _LOSSES)
+
+    def raise_translated(self) -> NoReturn:
+        """Raises `error` as one of this application's."""
+        translated = _translated(self.error, self.stage)
+        if translated is self.error:  # unwrapped error: it must not become its own cause
+            raise translated from None
+        raise translated from self.error
+
+
+@contextlib.contextmanager
+def call_of(stage: str, errors: type[Exception] | tuple[type[Exception], ...] = CALL_ERRORS) -> Iterator[None]:
+    """Raises `errors` of the block, which awaits a call of `stage`, as CallFailedError. By gRPC, a stage's own errors
+    arrive unwrapped."""
+    try:
+        with _own_cancellation_only():
+            yield
+    except errors as error:
+        raise CallFailedError(stage, error) from error
+
+
 class StageCalls:
     """`items_recomputed` counts retries. `on_reply(stage)` runs whenever a stage answers, as a sign of life."""
 
     def __init__(self, items_recomputed: Counter, on_reply: Callable[[str], None] = lambda stage: None) -> None:
         self._items_recomputed = items_recomputed
-        self._on_reply = on_reply
+        self.on_reply = on_reply
 
     async def send(
         self, stage: str, call: Callable[[], Awaitable[ResultT]], make_lost_again: Remedy | None = None
     ) -> ResultT:
-        """Awaits `call()` and retries it if that can help. `make_lost_again` recomputes the call's input data; without
-        it, a call with lost data fails. Raises InvalidRequestError or a StageError."""
-        attempt = 0
+        """Awaits `call()` and retries it if that can help. See `recover`."""
+        attempts = collections.Counter[str]()
         while True:
             try:
-                with _own_cancellation_only():
+                with call_of(stage):
                     result = await call()
-            except _CALL_ERRORS as error:
-                await self._recover(error, stage, attempt, make_lost_again)
-                attempt += 1
+            except CallFailedError as failed:
+                await self.recover(failed, attempts, make_lost_again)
             else:
-                self._on_reply(stage)
+                self.on_reply(stage)
                 return result
 
-    async def stream(self, stage: str, call: Callable[[], Stream], make_lost_again: Remedy) -> AsyncGenerator[Any]:
-        """Yields the stream of `call()`. Recovers like `send` until its first object. Closing it cancels the call."""
-        attempt = 0
-        while True:
-            has_started = False
-            response = call()
-            try:
-                with _own_cancellation_only():
-                    async with aclosing(aiter(response)) as objects:
-                        async for one in objects:
-                            self._on_reply(stage)
-                            has_started = True
-                            yield one
-                return
-            except Exception as error:  # over gRPC, the stage's own errors arrive unwrapped
-                if has_started:
-                    _raise_translated(error, stage)
-                await self._recover(error, stage, attempt, make_lost_again)
-                attempt += 1
-            except BaseException:
-                _cancel(response)
-                raise
+    async def recover(
+        self, failed: CallFailedError, attempts: "collections.Counter[str]", make_lost_again: Remedy | None = None
+    ) -> None:
+        """Returns if the call can be made again, else raises InvalidRequestError or a StageError. `attempts`: the
+        number of failed calls so far, by stage.
 
-    async def _recover(self, error: Exception, stage: str, attempt: int, make_lost_again: Remedy | None) -> None:
-        """Returns if the call can be retried, else raises `error` as one of this application's. After a replica's
-        death, another takes the call after a pause. Lost data is recomputed first. A stage's own error is final."""
-        cause = _cause(error)
-        is_lost = isinstance(cause, _LOSSES)
-        has_died = not _is_own(error) or isinstance(cause, _ENDS)
-        can_help = make_lost_again is not None if is_lost else has_died
-        if not can_help or attempt == MAX_ATTEMPTS - 1:
-            _raise_translated(error, stage)
+        After a replica's death, another takes the call after a pause. `make_lost_again` recomputes lost input data;
+        without it, a call with lost data fails. A stage's own error is final."""
+        stage, cause = failed.stage, _cause(failed.error)
+        has_died = not _is_own(failed.error) or isinstance(cause, _ENDS)
+        can_help = make_lost_again is not None if failed.is_loss else has_died
+        attempts[stage] += 1
+        if not can_help or attempts[stage] == MAX_ATTEMPTS:
+            failed.raise_translated()
         name = type(cause).__name__
         logger.warning("%s lost a request (%s), sending it again", stage, name)
         self._items_recomputed.inc(stage=stage, reason=name)
-        if is_lost and make_lost_again is not None:
+        if failed.is_loss and make_lost_again is not None:
             await make_lost_again()
         else:
-            await asyncio.sleep(0.2 * 2**attempt)
-
-
-async def with_pending(
-    inputs: Callable[[], Awaitable[InputT]],
-    finished: Callable[[], Awaitable[Any]],
-    call: Callable[[InputT], Awaitable[ResultT]],
-) -> ResultT:
-    """Returns the result of `call(await inputs())`, whose inputs may be references to pending data. Repeats the call if
-    inputs were recomputed meanwhile, after a replica's death. `finished` waits until all inputs are computed; its error
-    takes precedence over the call's error, which may only be a consequence."""
-    while True:
-        given = await inputs()
-        work = asyncio.ensure_future(call(given))
-        making = asyncio.ensure_future(finished())
-        try:
-            await asyncio.wait([work, making], return_when=asyncio.FIRST_COMPLETED)
-            if not has_result(work):
-                await making
-                if await inputs() != given:
-                    continue
-            return await work
-        finally:
-            for task in (work, making):
-                task.cancel()
-            await asyncio.gather(work, making, return_exceptions=True)
+            await asyncio.sleep(0.1 * 2 ** attempts[stage])
 
 
 def has_result(task: "asyncio.Future[Any]") -> bool:
@@ -193,18 +171,9 @@ def _own_cancellation_only() -> Iterator[None]:
         raise TaskCancelledError from None
 
 
-def _cancel(response: DeploymentResponseGenerator[Any] | Stream) -> None:
-    # Cancelling a call that never reached a replica raises the reason.
-    with contextlib.suppress(Exception):
-        if isinstance(response, DeploymentResponseGenerator):
-            cancel_call(response)
-        else:
-            response.cancel()
-
-
 def _is_own(error: Exception) -> bool:
     """Returns whether the stage's code raised the error, rather than Ray."""
-    return isinstance(error, RayTaskError) or not isinstance(error, _CALL_ERRORS)
+    return isinstance(error, RayTaskError) or not isinstance(error, CALL_ERRORS)
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -213,13 +182,6 @@ def _cause(error: BaseException) -> BaseException:
     if isinstance(error, RayServeException):
         cause = error.__cause__
     return cause or error
-
-
-def _raise_translated(error: Exception, stage: str) -> NoReturn:
-    translated = _translated(error, stage)
-    if translated is error:  # unwrapped error: it must not become its own cause
-        raise error
-    raise translated from error
 
 
 def _translated(error: Exception, stage: str) -> Exception:

@@ -5,16 +5,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 
 from raylens.deployments.item_store import client as shards
 from raylens.deployments.item_store.client import ShardConnection, ShardLostError, Shards
 from raylens.deployments.item_store.codec import pack, read
-from raylens.deployments.item_store.item_states import OnPending, PendingItem
-from raylens.deployments.item_store.messages import FROM_INGRESS, CallMethod, Pending, Result
+from raylens.deployments.item_store.item_states import ItemTrace, OnPending
+from raylens.deployments.item_store.messages import FROM_INGRESS, CallMethod, Made, Result
 from raylens.deployments.wire.private_port import PortAddress, PrivatePort, Reader, Writer, frame
-from raylens.preprocess.schema import ItemExpansion, ItemInfo, PlaceholderRange
 from tests.waiting import until
 
 RUBBISH = {
@@ -22,9 +20,6 @@ RUBBISH = {
     "a message of 4294967295 bytes": b"\xff\xff\xff\xff",
     "a CallMethod, which this end is not sent": pack(CallMethod(0, "file", [])),
 }
-PENDING_ITEM = PendingItem(
-    ItemInfo("image", ItemExpansion(np.arange(1, dtype=np.int32), PlaceholderRange(0, 1), "", ""), 0), None
-)
 
 
 class Shard:
@@ -94,14 +89,11 @@ async def test_a_shard_that_sends_rubbish_is_connected_again(
 async def test_an_error_in_what_a_message_does_is_logged_and_ends_its_connection_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def fail(item: object) -> None:
-        raise KeyError("a fault of ours")
-
-    async with connected(pack(Pending(0, PENDING_ITEM))) as (_, found):
+    async with connected(pack(Made(0, None, ItemTrace()))) as (_, found):  # of an item that was never pending
         with pytest.raises(ShardLostError):
-            await asyncio.wait_for(ask(await found.nearest("key"), 1, on_pending=fail), 10)
+            await asyncio.wait_for(ask(await found.nearest("key"), 1), 10)
         assert await asyncio.wait_for(ask(await found.nearest("key"), 2), 10) == [2]
-    assert "a fault of ours" in caplog.text
+    assert "KeyError" in caplog.text
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raylens.deployments.item_store.codec import pack, read
-from raylens.deployments.item_store.item_states import ContentMissingError, ItemOrder, ItemTrace, PendingItem
+from raylens.deployments.item_store.item_states import ContentMissingError, ItemOrder, ItemTrace
 from raylens.deployments.item_store.messages import (
     FROM_INGRESS,
     FROM_SHARD,
@@ -19,6 +19,7 @@ from raylens.deployments.item_store.messages import (
     CallMethod,
     Close,
     Failed,
+    Made,
     Pending,
     Remember,
     Result,
@@ -74,7 +75,8 @@ PLAIN_MESSAGES = st.one_of(
 )
 MESSAGES = PLAIN_MESSAGES | st.one_of(
     st.builds(Failed, NUMBERS, st.builds(StageFailedError, TEXTS, TEXTS)),
-    st.builds(Pending, NUMBERS, st.builds(PendingItem, ITEMS, st.none())),
+    st.builds(Result, NUMBERS, ITEMS),
+    st.builds(Made, NUMBERS, st.none(), st.builds(ItemTrace, made_for=TEXTS)),
 )
 """Of every kind, but for references, which need Ray."""
 TUPLE = 2
@@ -113,9 +115,7 @@ def test_messages_arrive_as_they_were_sent(message: Any) -> None:
 def test_metadata_of_an_item_arrives_with_its_arrays(is_embed: tuple[bool, ...] | None) -> None:
     expansion = replace(EXPANSION, features=PlaceholderRange(0, 3, is_embed))
     inputs = {"image_grid_thw": np.array([[1, 2, 3]]), "scale": np.array(0.5, np.float32)}
-    message = Pending(
-        7, PendingItem(ItemInfo("image", expansion, 12, False, inputs, (StageTime("processor", 1.5, 0.5),)), None)
-    )
+    message = Result(7, ItemInfo("image", expansion, 12, False, inputs, (StageTime("processor", 1.5, 0.5),)))
     assert is_same(sent(message), message)
 
 

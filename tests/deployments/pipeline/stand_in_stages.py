@@ -15,9 +15,11 @@ from raylens.deployments.config import MediaConfig, SharedConfig
 from raylens.deployments.item_store.item_maker import ItemMaker
 from raylens.deployments.metrics.definitions import IngressMetrics, ItemMetrics
 from raylens.deployments.pipeline.media_source import MediaSource
+from raylens.deployments.pipeline.merged_pieces import Answers
 from raylens.deployments.pipeline.pipeline import Pipeline
 from raylens.deployments.pipeline.pipeline_request import PipelineRequest
 from raylens.deployments.pipeline.turns import Turns
+from raylens.deployments.stages.generate_job import GenerateJob
 from raylens.deployments.stages.hand_over import EmbeddingsLostError, ItemEmbeddings
 from raylens.deployments.stages.stage_calls import StageCalls, StageHandles
 from raylens.deployments.tracing.spans import Spans
@@ -44,6 +46,7 @@ answer was whole, and its data goes with its node. `cancelled`: as Ray Serve end
 
 Fate = Literal["works"] | Death | Exception
 
+PROCESSOR = ProcessorIdentity("fingerprint")
 PICTURES = [data_url(encoded(disc(colour))) for colour in ("red", "green", "blue")]
 
 
@@ -119,14 +122,6 @@ class Objects:
 
     def cancel(self) -> None:
         self.is_cancelled = True
-
-
-class Rendering(Objects):
-    """A response of Preprocess with a prompt. The call gets the metadata of all items."""
-
-    async def _to_object_ref_gen(self) -> Any:
-        assert all(isinstance(info, ItemInfo) for info in await arrived(self._arguments))
-        return await super()._to_object_ref_gen()
 
 
 class Generation:
@@ -214,24 +209,16 @@ class StandInStages:
     def _encode(self, item_id: str, modality: str, item: Any, sent_at: float, context: Any) -> Any:
         return self._keep(Objects(self._next("encode"), EmbeddingInfo(10, 0.0, 0.0, 0.0), self.may_end, item))
 
-    def _generate(
-        self,
-        request_id: str,
-        prompt: Any,
-        params: Any,
-        items: list[ItemEmbeddings],
-        address: PieceAddress,
-        context: Any,
-        **_: Any,
-    ) -> Any:
-        self.handed_over.append([item.is_pending for item in items])
+    def _generate(self, prompt: Any, job: GenerateJob) -> Any:
+        self.handed_over.append([item.is_pending for item in job.items])
         self.prompts.append(prompt)
-        return self._keep(Generation(self._next("generate"), prompt, items, address))
+        return self._keep(Generation(self._next("generate"), prompt, job.items, job.address))
 
     def _render(self, prompt: Any, mm_hashes: list[str], truncation: Any, context: Any, *infos: Any) -> Any:
         self.num_renderings += 1
         rendered = ProcessedPrompt([1], [], mm_hashes, render_seconds=0.25)
-        return Rendering(self._fate("render"), rendered, self.may_render, *infos)
+        assert all(isinstance(info, ItemInfo) for info in infos)
+        return Objects(self._fate("render"), rendered, self.may_render)
 
     def maker(self) -> ItemMaker:
         encode = _handle(encode=self._encode)
@@ -273,9 +260,10 @@ def _handle(**methods: Any) -> Any:
     return SimpleNamespace(options=lambda **_: SimpleNamespace(**stubs), **stubs)
 
 
-def request(num_pictures: int = 1) -> PipelineRequest:
+def request(num_pictures: int = 1, *, is_rendered: bool = False) -> PipelineRequest:
+    """`is_rendered`: by Preprocess, because the client asks for the ids of the prompt's tokens."""
     media = [MediaSource(PICTURES[index], f"messages[{index}]") for index in range(num_pictures)]
-    return PipelineRequest("r", ChatPrompt([]), media, SamplingParams())
+    return PipelineRequest("r", ChatPrompt([]), media, SamplingParams(), returns_prompt_ids=is_rendered)
 
 
 async def ask(stages: StandInStages, sent: PipelineRequest) -> str:
@@ -305,7 +293,15 @@ async def one_by_one(pieces: AsyncGenerator[list[GeneratedText]]) -> AsyncGenera
 
 
 def run(pipeline: Pipeline, sent: PipelineRequest) -> AsyncGenerator[list[GeneratedText]]:
-    return pipeline.run(sent, ProcessorIdentity("fingerprint"))
+    return in_lists(pipeline.request(sent, PROCESSOR))
+
+
+async def in_lists(answers: Answers) -> AsyncGenerator[list[GeneratedText]]:
+    try:
+        while pieces := await answers.next():
+            yield pieces
+    finally:
+        await answers.aclose()
 
 
 @asynccontextmanager

@@ -8,17 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ray import ObjectRef
 
 from raylens.deployments.config import MediaConfig, SharedConfig
-from raylens.deployments.item_store.early_result import Announce
-from raylens.deployments.item_store.item_maker import ItemMaker
-from raylens.deployments.item_store.item_states import ItemOrder, ItemTrace, PendingItem, StoredItem
+from raylens.deployments.item_store.item_maker import ItemMaker, OnTaken
+from raylens.deployments.item_store.item_states import ItemOrder, ItemTrace, StoredItem
 from raylens.deployments.metrics.definitions import IngressMetrics, ItemMetrics
 from raylens.deployments.pipeline.media_items import MediaItems
 from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.deployments.pipeline.pipeline_request import PipelineRequest
 from raylens.deployments.stages.stage_calls import StageHandles
 from raylens.deployments.tracing.spans import Spans
+from raylens.deployments.wire.stage_messages import EmbeddingInfo
 from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.data_url import data_url
 from raylens.preprocess.schema import (
@@ -52,23 +53,20 @@ class Maker(ItemMaker):
         self.may_go_on.set()
         self.made: list[str] = []
 
-    async def _process(
-        self, order: ItemOrder, trace: ItemTrace, announce: Announce[PendingItem]
-    ) -> tuple[StoredItem, int]:
+    async def _process(self, order: ItemOrder, trace: ItemTrace, on_taken: OnTaken) -> tuple[StoredItem, int]:
         if order.content is None:
-            return await super()._process(order, trace, announce)
+            return await super()._process(order, trace, on_taken)
         self.made.append(order.request_id)
         found: Any = f"tensors of {order.mm_hash}"
         return StoredItem(info(is_encoded=order.is_precomputed), found), 10
 
-    async def _encode_item(
-        self, order: ItemOrder, trace: ItemTrace, processing: Any, announce: Announce[PendingItem]
-    ) -> tuple[StoredItem, int]:
-        processed = await processing.result()
+    async def _encode(
+        self, order: ItemOrder, trace: ItemTrace, tensors: ObjectRef, on_taken: OnTaken
+    ) -> tuple[ObjectRef, EmbeddingInfo]:
         found: Any = f"embeddings of {order.mm_hash}"
-        announce(PendingItem(processed.info, found))
+        on_taken(found)
         await self.may_go_on.wait()
-        return StoredItem(processed.info, found), 10
+        return found, EmbeddingInfo(10, 0.0, 0.0, 0.0)
 
 
 class Items(MediaItems):
@@ -157,12 +155,12 @@ async def test_what_clients_encoded_counts_in_the_cache(items: Items) -> None:
 async def test_whoever_waits_for_an_item_knows_it_while_it_is_encoded(items: Items) -> None:
     (item,) = await items.load(request(RED), PROCESSOR)
     items.maker.may_go_on.clear()
-    known: list[PendingItem] = []
+    known: list[StoredItem] = []
     tasks = [asyncio.create_task(items.embeddings_of(request(RED), item, known.append, ExitStack())) for _ in range(2)]
     await asyncio.sleep(0.01)
-    assert [one.ref for one in known] == [None, None, *[f"embeddings of {item.mm_hash}"] * 2]
+    assert [one.ref for one in known] == [f"embeddings of {item.mm_hash}"] * 2
     items.maker.may_go_on.set()
-    assert [(await task).ref for task in tasks] == [one.ref for one in known[2:]]
+    assert [(await task).ref for task in tasks] == [one.ref for one in known]
 
 
 async def test_a_header_is_read_once_and_the_pixels_go_with_the_item(

@@ -1,7 +1,7 @@
 """Pieces of answers on their way from a replica of Generate to the ingress, over real connections."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -34,7 +34,7 @@ class Replica:
         self.cancelled: list[int] = []
 
     def call(self, receiver: PieceReceiver, sends: Sends, tenant: str = "") -> AnswerStream:
-        return receiver.call(lambda address: self._response(address, sends), tenant)
+        return receiver.call(lambda address: self._response(address, sends), tenant, asyncio.Event())
 
     def _response(self, address: PieceAddress, sends: Sends) -> Any:
         async def run() -> None:
@@ -89,13 +89,21 @@ async def say_word_by_word(connection: PieceConnection, number: int) -> None:
         await asyncio.sleep(0.01)
 
 
+async def pieces_of(stream: AnswerStream) -> AsyncGenerator[list[GeneratedText]]:
+    try:
+        while pieces := await stream.next():
+            yield pieces
+    finally:
+        stream.close()
+
+
 async def text_of(stream: AnswerStream) -> str:
-    return "".join([one.text async for pieces in stream for one in pieces])
+    return "".join([one.text async for pieces in pieces_of(stream) for one in pieces])
 
 
 async def test_an_answer_comes_piece_by_piece(receiver: PieceReceiver, replica: Replica) -> None:
     stream = replica.call(receiver, say_word_by_word)
-    assert [[one.text for one in pieces] async for pieces in stream] == [["one "], ["two "], ["three"]]
+    assert [[one.text for one in pieces] async for pieces in pieces_of(stream)] == [["one "], ["two "], ["three"]]
 
 
 async def test_all_streams_of_a_replica_share_one_connection_and_each_steps_message(
@@ -135,7 +143,7 @@ async def test_what_a_slow_client_has_not_taken_comes_in_batches(receiver: Piece
             await asyncio.sleep(0)
 
     slow = replica.call(receiver, send)
-    pieces = aiter(slow)
+    pieces = pieces_of(slow)
     found = [one.text for one in await anext(pieces)]
     assert await text_of(replica.call(receiver, say_word_by_word)) == "one two three"
     await until(lambda: slow._has_ended)
@@ -164,7 +172,7 @@ async def test_what_the_call_raises_ends_the_stream(receiver: PieceReceiver, rep
         await asyncio.sleep(0.01)
         raise ActorDiedError
 
-    pieces = aiter(replica.call(receiver, die))
+    pieces = pieces_of(replica.call(receiver, die))
     assert [one.text for one in await anext(pieces)] == ["begun"]
     with pytest.raises(ActorDiedError):
         await anext(pieces)
@@ -196,7 +204,7 @@ async def test_a_lost_connection_ends_what_it_has_carried_before_ray_hears_of_it
         await asyncio.sleep(0.1)
         connection.send(number, [piece("whole", finish_reason="stop")], is_last=True)
 
-    lost, kept = aiter(replica.call(receiver, begin)), asyncio.create_task(text_of(other.call(receiver, answer)))
+    lost, kept = pieces_of(replica.call(receiver, begin)), asyncio.create_task(text_of(other.call(receiver, answer)))
     await anext(lost)
     replica.connections.close()  # as the kernel does for a process that is killed
     with pytest.raises(PiecesLostError, match="the connection to the replica is lost"):
@@ -231,10 +239,8 @@ async def test_who_leaves_gets_nothing_more_and_others_go_on(receiver: PieceRece
             await asyncio.sleep(0.001)
 
     leaving = replica.call(receiver, send_for_ever)
-    pieces = leaving.__aiter__()
-    await anext(pieces)
-    leaving.cancel()
-    await pieces.aclose()
+    await leaving.next()
+    leaving.close()
     assert replica.cancelled == [0]
     assert not receiver._calls
     assert await text_of(replica.call(receiver, say_word_by_word)) == "one two three"
@@ -252,10 +258,10 @@ async def test_a_replica_that_loses_the_ingress_stops_and_the_next_ingress_gets_
             ended.set_result(str(error))
 
     async with open_receiver() as first:
-        task = asyncio.create_task(text_of(replica.call(first, send_for_ever)))
-        await until(lambda: bool(first._port._connections))
+        stream = replica.call(first, send_for_ever)
+        await stream.next()
     with pytest.raises(PiecesLostError, match="the connection to the replica is lost"):
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(stream.next(), 5)
     assert await asyncio.wait_for(ended, 5) == "the connection to the ingress is gone"
     async with open_receiver() as second:
         assert await text_of(replica.call(second, say_word_by_word)) == "one two three"

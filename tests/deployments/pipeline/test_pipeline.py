@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from raylens.deployments.pipeline.merged_pieces import merged
+from raylens.deployments.pipeline.merged_pieces import MergedAnswers
 from raylens.deployments.pipeline.pipeline_request import seconds_by_stage
 from raylens.deployments.stages.engine_loop import EngineDiedError
 from raylens.deployments.stages.stage_calls import StageFailedError, StageUnavailableError
@@ -17,12 +17,13 @@ from raylens.deployments.wire.stage_messages import GeneratedText, UnrenderedPro
 from raylens.preprocess.schema import ChatPrompt, InvalidRequestError, ProcessedPrompt
 from tests.deployments.pipeline.local_items import LocalItems
 from tests.deployments.pipeline.stand_in_stages import (
+    PROCESSOR,
     Fate,
     Objects,
     StandInStages,
     answer,
-    answer_in_lists,
     ask,
+    in_lists,
     pieces_of,
     request,
     running,
@@ -40,7 +41,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_request_goes_through_every_stage_once_and_its_trace_tells_of_it() -> None:
-    stages, sent = StandInStages(), request()
+    stages, sent = StandInStages(), request(is_rendered=True)
     assert await ask(stages, sent) == "red"
     assert stages.calls == [P, E, G]
     assert sent.trace.prompt_token_ids == [1]
@@ -70,14 +71,14 @@ async def test_what_preprocess_makes_goes_on_without_waiting_for_the_ingress_to_
     stages = StandInStages()
     stages.may_process.clear()
     task = asyncio.create_task(ask(stages, request(2)))
-    await until(lambda: (stages.calls, stages.num_renderings) == ([P, P, E, E], 1))
+    await until(lambda: stages.calls == [P, P, E, E])
     stages.may_process.set()
     assert await task == "red"
-    assert (stages.calls, stages.num_renderings) == ([P, P, E, E, G], 1)
+    assert (stages.calls, stages.num_renderings) == ([P, P, E, E, G], 0)
 
 
 async def test_generate_is_called_while_the_prompt_is_rendered() -> None:
-    stages, sent = StandInStages(), request()
+    stages, sent = StandInStages(), request(is_rendered=True)
     stages.may_render.clear()
     task = asyncio.create_task(ask(stages, sent))
     await until(lambda: stages.calls == [P, E, G])
@@ -133,7 +134,7 @@ async def test_a_death_before_the_first_piece_costs_time_only(stage: str, fate: 
 
 @pytest.mark.parametrize("fate", ["dies before", "dies between", "cancelled before"])
 async def test_a_death_while_the_prompt_is_rendered_costs_time_only(fate: Fate) -> None:
-    stages, sent = StandInStages(render=[fate]), request()
+    stages, sent = StandInStages(render=[fate]), request(is_rendered=True)
     assert await ask(stages, sent) == "red"
     assert stages.num_renderings == 2
     assert stages.calls.count(E) == 1
@@ -144,7 +145,7 @@ async def test_generate_gets_the_prompt_itself_when_it_is_called_again() -> None
     """What the reference is to may have gone with its node."""
     stages = StandInStages(generate=["dies between"])
     stages.may_render.clear()
-    task = asyncio.create_task(ask(stages, request()))
+    task = asyncio.create_task(ask(stages, request(is_rendered=True)))
     await until(lambda: len(stages.prompts) == 1)
     stages.may_render.set()
     assert await task == "red"
@@ -158,7 +159,7 @@ async def test_a_prompt_that_is_refused_ends_the_request_while_its_items_are_enc
     stages.may_end.clear()
     if has_begun:
         stages.may_render.clear()
-    task = asyncio.create_task(ask(stages, request()))
+    task = asyncio.create_task(ask(stages, request(is_rendered=True)))
     if has_begun:
         await until(lambda: bool(stages.handed_over))
         stages.may_render.set()
@@ -200,11 +201,12 @@ async def test_only_what_is_lost_is_made_again() -> None:
 @pytest.mark.parametrize("fate", ["dies after", "cancelled after"])
 async def test_a_death_after_the_first_piece_ends_every_answer_of_the_request(fate: Fate, num_prompts: int) -> None:
     broken, whole = StandInStages(generate=[fate]), StandInStages()
-    runs = [answer_in_lists(stages, request()) for stages in (broken, whole)[:num_prompts]]
-    pieces = runs[0] if num_prompts == 1 else merged(runs, num_answers=1)
     found: list[tuple[int, str]] = []
-    with pytest.raises(StageUnavailableError):
-        await collect(pieces, found)
+    async with running(broken) as first, running(whole) as second:
+        parts = [pipeline.request(request(), PROCESSOR) for pipeline in (first, second)[:num_prompts]]
+        answers = parts[0] if num_prompts == 1 else MergedAnswers(parts, num_answers=1)
+        with pytest.raises(StageUnavailableError):
+            await collect(in_lists(answers), found)
     assert found.count((0, "re")) == 1
     assert broken.recomputed == []
 
@@ -272,16 +274,19 @@ async def test_a_short_text_is_one_call() -> None:
     assert stages.prompts == [UnrenderedPrompt(sent.prompt, sent.truncation)]
 
 
-async def test_behind_pictures_that_are_processed_generate_renders_a_short_prompt() -> None:
+@pytest.mark.parametrize("is_new", [True, False])
+async def test_generate_renders_a_short_prompt_with_pictures(is_new: bool) -> None:
+    """With new ones, while they are encoded."""
     stages = StandInStages()
     async with running(stages) as pipeline:
-        for _ in range(2):
+        if not is_new:
             assert [piece.text async for piece in pieces_of(pipeline, request(2))] == ["re", "d"]
-    assert stages.num_renderings == 1
-    first, second = stages.prompts
-    assert not isinstance(first, UnrenderedPrompt)
-    assert len(second.mm_hashes) == 2
-    assert [info.modality for info in second.items] == ["image", "image"]
+        assert [piece.text async for piece in pieces_of(pipeline, request(2))] == ["re", "d"]
+    assert stages.num_renderings == 0
+    prompt = stages.prompts[-1]
+    assert len(prompt.mm_hashes) == 2
+    assert [info.modality for info in prompt.items] == ["image", "image"]
+    assert stages.handed_over[-1] == [is_new, is_new]
 
 
 async def test_a_mistake_in_a_picture_that_generate_finds_has_the_client_s_name_for_it() -> None:

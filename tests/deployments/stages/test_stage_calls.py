@@ -10,13 +10,7 @@ from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from raylens.deployments.metrics.instruments import Counter
 from raylens.deployments.ray_internals.handles import objects_of
 from raylens.deployments.stages.engine_loop import EngineDiedError
-from raylens.deployments.stages.stage_calls import (
-    StageCalls,
-    StageError,
-    StageFailedError,
-    StageUnavailableError,
-    with_pending,
-)
+from raylens.deployments.stages.stage_calls import StageCalls, StageError, StageFailedError, StageUnavailableError
 from raylens.preprocess.schema import InvalidRequestError
 
 
@@ -154,94 +148,3 @@ async def test_a_caller_that_is_cancelled_ends_with_its_call() -> None:
     assert task.cancelled()
     assert call.is_cancelled
     assert recomputed.noted == []
-
-
-class Making:
-    """An input that replicas make one after the other, because all but the last die."""
-
-    def __init__(self) -> None:
-        self.made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.latest = "of the first replica"
-
-    async def inputs(self) -> str:
-        return self.latest
-
-    async def finished(self) -> None:
-        await asyncio.shield(self.made)
-
-    def end(self, latest: str) -> None:
-        self.latest = latest
-        self.made.set_result(None)
-
-
-async def test_a_call_may_end_before_its_inputs_are_said_to_be_made() -> None:
-    making = Making()
-
-    async def call(given: str) -> str:
-        return given
-
-    assert await with_pending(making.inputs, making.finished, call) == "of the first replica"
-
-
-@pytest.mark.parametrize("notices", [True, False])
-async def test_a_call_whose_inputs_are_made_again_is_made_again(notices: bool) -> None:
-    """Also one that Ray would never end."""
-    making = Making()
-    calls: list[str] = []
-
-    async def call(given: str) -> str:
-        calls.append(given)
-        if given == "of the second":
-            return "answer"
-        if notices:
-            raise ActorDiedError
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    waiting = asyncio.create_task(with_pending(making.inputs, making.finished, call))
-    await asyncio.sleep(0.01)
-    making.end("of the second")
-    assert await asyncio.wait_for(waiting, 5) == "answer"
-    assert calls == ["of the first replica", "of the second"]
-
-
-async def test_a_call_whose_inputs_are_as_they_were_keeps_its_error() -> None:
-    making = Making()
-
-    async def call(given: str) -> str:
-        raise ValueError("of the call")
-
-    waiting = asyncio.create_task(with_pending(making.inputs, making.finished, call))
-    await asyncio.sleep(0.01)
-    making.end(making.latest)
-    with pytest.raises(ValueError, match="of the call"):
-        await asyncio.wait_for(waiting, 5)
-
-
-async def test_what_makes_the_inputs_fails_before_the_call_that_needs_them() -> None:
-    making = Making()
-
-    async def call(given: str) -> str:
-        raise ValueError("of the call")
-
-    waiting = asyncio.create_task(with_pending(making.inputs, making.finished, call))
-    await asyncio.sleep(0.01)
-    making.made.set_exception(ValueError("of the inputs"))
-    with pytest.raises(ValueError, match="of the inputs"):
-        await asyncio.wait_for(waiting, 5)
-
-
-async def test_a_caller_that_leaves_ends_a_call_with_pending_inputs() -> None:
-    making = Making()
-    call: Any = Cancelled(by_ray=False)
-
-    async def send(given: str) -> Any:
-        return await objects_of(call, 2, ignore)
-
-    task = asyncio.create_task(with_pending(making.inputs, making.finished, send))
-    await asyncio.sleep(0.01)
-    task.cancel()
-    await asyncio.wait([task], timeout=5)
-    assert task.cancelled()
-    assert call.is_cancelled
-    assert not making.made.done(), "others may need it"
