@@ -3,12 +3,13 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from raylens.deployments.item_store.item_states import ItemOrder, MadeItem, OnPending
 from raylens.deployments.pipeline.merged_pieces import MergedAnswers
 from raylens.deployments.pipeline.pipeline_request import seconds_by_stage
 from raylens.deployments.stages.engine_loop import EngineDiedError
@@ -214,6 +215,23 @@ async def test_a_death_after_the_first_piece_ends_every_answer_of_the_request(fa
 async def collect(pieces: AsyncIterator[list[GeneratedText]], found: list[tuple[int, str]]) -> None:
     async for ready in pieces:
         found += [(piece.index, piece.text) for piece in ready]
+
+
+async def test_items_are_given_back_at_the_end_the_lost_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_back: list[str] = []
+    made = LocalItems.embeddings_of
+
+    async def kept(items: LocalItems, order: ItemOrder, on_pending: OnPending, pins: ExitStack) -> MadeItem:
+        pins.callback(given_back.append, order.mm_hash)
+        return await made(items, order, on_pending, pins)
+
+    monkeypatch.setattr(LocalItems, "embeddings_of", kept)
+    async with running(StandInStages(encode=["lost later"])) as pipeline:
+        asked = pipeline.request(request(), PROCESSOR)
+        while await asked.next():
+            assert given_back == []
+        await asked.aclose()
+    assert len(given_back) == 2
 
 
 @pytest.mark.parametrize("is_first", [True, False])
