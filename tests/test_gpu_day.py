@@ -60,6 +60,7 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Outcome], D
     return outcomes, document, file
 
 
+@pytest.mark.slow
 def test_a_part_that_crashes_or_hangs_takes_no_other_along(day: tuple[dict[str, Outcome], Document, Path]) -> None:
     outcomes, document, file = day
     states = {name: (outcome.state, outcome.reason) for name, outcome in outcomes.items()}
@@ -75,6 +76,7 @@ def test_a_part_that_crashes_or_hangs_takes_no_other_along(day: tuple[dict[str, 
     assert document["parts"]["good"]["document"] == {"measured": {"speed": {"share_of_limit": 0.5}}}
 
 
+@pytest.mark.slow
 def test_the_table_has_errors_and_what_was_measured_before_them(
     day: tuple[dict[str, Outcome], Document, Path],
 ) -> None:

@@ -181,6 +181,7 @@ def test_nothing_fires_under_load_but_a_cache_that_is_too_small(monitored: Monit
     assert monitored.prometheus.at('ALERTS{alertstate="firing"}', monitored.time) == []
 
 
+@pytest.mark.slow
 def test_alerts_fire_when_first_tokens_come_late_and_requests_are_refused(monitored: Monitored) -> None:
     counts = Counts()
     (generate,) = replica_pids("Generate")
@@ -223,6 +224,7 @@ def test_alerts_fire_when_a_stage_hangs(monitored: Monitored) -> None:
     monitored.wait_for_alert("RaylensErrorsBurnBudget", severity="page")
 
 
+@pytest.mark.slow
 def test_an_alert_fires_when_a_replica_dies_again_and_again(monitored: Monitored) -> None:
     for number in range(1, 4):
         (encode,) = replica_pids("Encode")

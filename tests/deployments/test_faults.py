@@ -36,7 +36,10 @@ def wait_for_new_replica(deployment: str, killed: int, timeout: float = 90) -> N
     raise AssertionError(f"no new replica of {deployment}")
 
 
-@pytest.mark.parametrize("deployment", ["Preprocess", "Encode", "Generate", "Ingress"])
+@pytest.mark.parametrize(
+    "deployment",
+    [*(pytest.param(one, marks=pytest.mark.slow) for one in ("Preprocess", "Generate")), "Encode", "Ingress"],
+)
 def test_the_service_survives_the_death_of_a_replica(
     client: OpenAI, app_url: str, app_config: AppConfig, deployment: str
 ) -> None:

@@ -218,6 +218,7 @@ async def test_requests_pass_where_the_endpoint_listens_and_nowhere_else(port: i
         socket.create_connection(("127.0.0.1", port))
 
 
+@pytest.mark.slow
 async def test_a_change_of_the_servers_behind_it_cuts_no_answer(api: ray_haproxy.HAProxyApi, port: int) -> None:
     """Ray then starts another HAProxy, which takes the place of the first."""
     with ThreadPoolExecutor() as pool, connect(port) as silent:
@@ -335,6 +336,7 @@ async def test_a_client_whose_body_is_refused_is_let_go_in_the_middle_of_it(port
     assert all(status_of(answer) == 413 for answer in answers if answer)
 
 
+@pytest.mark.slow
 async def test_headers_that_do_not_come_are_given_up_but_an_answer_may_pause_for_longer(port: int) -> None:
     with ThreadPoolExecutor() as pool, connect(port) as silent, connect(port) as slow:
         pausing = pool.submit(get, port, "/slow")

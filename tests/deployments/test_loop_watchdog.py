@@ -59,6 +59,7 @@ class Stuck:
             pass
 
 
+@pytest.mark.slow
 def test_a_replica_whose_loop_stands_still_is_replaced(ray_port: int) -> None:
     deployment = serve.deployment(Stuck, ray_actor_options={"num_cpus": 0.1}, health_check_period_s=1.0)
     handle = serve.run(deployment.bind(), name="stuck", route_prefix=None)

@@ -30,7 +30,8 @@ def test_a_kill_during_the_start_leaves_nothing() -> None:
         assert server.ends_in(5) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("program", ["raylet", pytest.param("gcs_server", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["raylet", "gcs_server"])
 def test_without_ray_it_ends_and_says_why(program: str) -> None:
     with serving() as server:
         server.wait_for_line("curl ")

@@ -96,6 +96,7 @@ def test_a_rank_that_dies_ends_streams_and_the_service_comes_back(client: OpenAI
     assert_recovers(client, app_url, lost, 45)
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_while_nobody_asks_is_replaced(client: OpenAI, app_url: str) -> None:
     lost = all_pids()
     os.kill(rank_pids()[0], signal.SIGKILL)

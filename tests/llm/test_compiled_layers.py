@@ -31,8 +31,6 @@ pytest.importorskip("triton")
 from tests.llm.graph_recorder import Recorder, make_attention, with_graphs
 
 MAX_NUM_TOKENS = 512
-# It has the most of its own: windows in some layers, soft caps, norms behind attention and MLP, too.
-IN_EVERY_RUN = "paligemma 2"
 
 
 def copied(step: StepInput, device: torch.device) -> StepInput:
@@ -105,7 +103,8 @@ def hidden_states(runner: ModelRunner, num_tokens: int) -> torch.Tensor:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [IN_EVERY_RUN, pytest.param("llava", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["paligemma 2", "llava"])
 def test_steps_are_recorded_and_wait_for_no_compiler(tmp_path: Path, name: str) -> None:
     model_type = VARIANTS[name].model_type
     checkpoint = VARIANTS[name].checkpoint(tmp_path)

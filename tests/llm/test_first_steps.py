@@ -36,7 +36,7 @@ KERNELS_OF = {1: 3, 2: 5}
 @pytest.mark.parametrize(
     ("name", "dtype", "num_kinds"),
     [
-        ("llava", "float32", 1),
+        pytest.param("llava", "float32", 1, marks=pytest.mark.slow),
         pytest.param("qwen2_5_vl", "float32", 1, marks=pytest.mark.slow),
         pytest.param("gemma3", "bfloat16", 2, marks=pytest.mark.slow),
         # Queries of a single row lie among others, at addresses that are no multiples of 16.

@@ -58,7 +58,7 @@ def llava_modules() -> set[str]:
     return modules_after(f"{SETUP}\nfrom transformers import AutoConfig, LlavaForConditionalGeneration")
 
 
-@pytest.mark.parametrize("stage", ["encoder", "llm"])
+@pytest.mark.parametrize("stage", [pytest.param("encoder", marks=pytest.mark.slow), "llm"])
 def test_a_half_loads_the_models_of_its_own_family_only(stage: Stage, llava_modules: set[str]) -> None:
     use = f"from raylens.modeling.families import load_family\nload_family({stage!r}, 'llava').model_class"
     half = modules_after(f"{SETUP}\nimport {stage}.engine\n{use}")

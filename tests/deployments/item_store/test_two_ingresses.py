@@ -198,6 +198,7 @@ def test_a_request_larger_than_a_doors_share_is_admitted_alone(doors: list[Door]
         assert has_room(door, 38_000_000)
 
 
+@pytest.mark.slow
 def test_a_second_door_halves_the_share_of_the_first(doors: list[Door]) -> None:
     """The second starts while the first has all."""
     os.kill(doors[0].pid, signal.SIGKILL)

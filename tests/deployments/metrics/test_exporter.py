@@ -176,6 +176,7 @@ def test_an_exporter_that_dies_is_started_again(tmp_path: Path) -> None:
         wait_until(lambda: address(tmp_path) != before and counted(tmp_path) == 2, 10)
 
 
+@pytest.mark.slow
 def test_silent_connections_are_bounded_and_a_scrape_comes_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,8 @@ from tests.pictures import disc, encoded, user_message
 from tests.replicas import replica_pids
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent.parent
 PICTURES = count()
 INTERVAL_S = 3.0

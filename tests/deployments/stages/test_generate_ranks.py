@@ -85,10 +85,11 @@ def test_ranks_end_in_good_order(shapes: str, replica: Any) -> None:
     assert ray.get(replica.stop.remote(), timeout=20) == ([], [True])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "when",
     [
-        pytest.param("raylens.llm.ranks.parallel.listen", id="before", marks=pytest.mark.slow),
+        pytest.param("raylens.llm.ranks.parallel.listen", id="before"),
         pytest.param("raylens.llm.model_runner.probe_layers", id="after"),
     ],
 )
