@@ -28,7 +28,7 @@ from raylens.deployments.endpoint.response_answer import ResponseAnswer
 from raylens.deployments.endpoint.served_models import ModelRoute, ServedModels
 from raylens.deployments.endpoint.tool_calls import forced_call
 from raylens.deployments.metrics.definitions import IngressMetrics
-from raylens.deployments.pipeline.merged_pieces import Answers, MergedAnswers
+from raylens.deployments.pipeline.merged_answers import Answers, MergedAnswers
 from raylens.deployments.server_log import process_name
 from raylens.deployments.stages.stage_calls import MAX_ATTEMPTS, StageUnavailableError
 from raylens.deployments.wire.stage_messages import GeneratedText

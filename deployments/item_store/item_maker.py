@@ -271,7 +271,6 @@ class ItemMaker:
                 contents.pop(source, None)  # its ingress is gone, and the content with it
                 raise ContentMissingError from failed
             raise
-        self._calls.on_reply("preprocess")
         assert isinstance(info, ItemInfo)
         trace.times += info.times
         return StoredItem(info, tensors), info.num_bytes
@@ -290,7 +289,6 @@ class ItemMaker:
             assert isinstance(info, EmbeddingInfo)
             answered(info)
         trace.encoded_by = encoder.stage
-        self._calls.on_reply("encode")
         return embeddings, info
 
 

@@ -82,7 +82,7 @@ class Request:
     their results."""
 
     def __init__(self, stages: ModelStages, wanted: PipelineRequest, processor: ProcessorIdentity) -> None:
-        self.wanted = wanted
+        self._wanted = wanted
         self._stages = stages
         self._processor = processor
         self._news = asyncio.Event()
@@ -111,7 +111,7 @@ class Request:
             # The shards may report an item later than Generate uses it. Its times would be missing.
             await asyncio.wait([self._made], timeout=_SETTLE_SECONDS)
         for piece in pieces:
-            self.wanted.trace.times += piece.times
+            self._wanted.trace.times += piece.times
         return pieces
 
     async def aclose(self) -> None:
@@ -126,7 +126,7 @@ class Request:
 
     async def _begin(self) -> AnswerStream:
         """Returns the answer once its first pieces are ready."""
-        self._order(await self._stages.media.load(self.wanted, self._processor))
+        self._order(await self._stages.media.load(self._wanted, self._processor))
         failed = None
         while True:
             try:
@@ -187,7 +187,7 @@ class Request:
             item.stored = pending
             self._news.set()
 
-        item.stored = await self._stages.media.embeddings_of(self.wanted, item.loaded, note, self._pins)
+        item.stored = await self._stages.media.embeddings_of(self._wanted, item.loaded, note, self._pins)
         item.is_pending = False
 
     async def _make_lost_again(self) -> None:
@@ -202,22 +202,23 @@ class Request:
 
     def _unrendered(self) -> UnrenderedPrompt | None:
         """Returns the prompt for Generate to render, None if it is long."""
-        if not self.wanted.is_short(sum(len(info.expansion.token_ids) for info in self._infos)):
+        wanted, infos = self._wanted, self._infos
+        if not wanted.is_short(sum(len(info.expansion.token_ids) for info in infos)):
             return None
-        return UnrenderedPrompt(self.wanted.prompt, self.wanted.truncation, tuple(self._mm_hashes), tuple(self._infos))
+        return UnrenderedPrompt(wanted.prompt, wanted.truncation, tuple(self._mm_hashes), tuple(infos))
 
     def _render(self) -> None:
         def note(ref: ObjectRef) -> None:
             self._prompt_ref = ref
             self._news.set()
 
-        rendering = self._stages.render(self.wanted, self._mm_hashes, self._infos, note)
+        rendering = self._stages.render(self._wanted, self._mm_hashes, self._infos, note)
         self._prompt = self._noted(asyncio.create_task(rendering))
 
     @contextmanager
     def _generate(self, unrendered: UnrenderedPrompt | None) -> Iterator[AnswerStream]:
         """Calls Generate. An error in the block ends the call."""
-        wanted, stages = self.wanted, self._stages
+        wanted, stages = self._wanted, self._stages
         prompt: UnrenderedPrompt | ProcessedPrompt | ObjectRef | None = unrendered
         if self._prompt is not None:
             # A retry sends the prompt itself: the referenced object may be lost with its node.
@@ -253,7 +254,7 @@ class Request:
 
     async def _field_of(self, index: int) -> str:
         """Returns the client's name for an item of the prompt."""
-        prompt = self._prompt or self._stages.render(self.wanted, self._mm_hashes, self._infos)
+        prompt = self._prompt or self._stages.render(self._wanted, self._mm_hashes, self._infos)
         return (await prompt).placed([item.loaded for item in self._items])[index].source.field
 
     @property

@@ -3,8 +3,8 @@
 Ray 2.60: `_raylet.so` reads all `RAY_` variables when it is loaded, the job and the raylet's pid among them. Its random
 generator is seeded at the first draw, so workers that are forked later would draw equal ids, which name their objects.
 `import ray.serve` draws an id for each class of actors.
-Needed: replicas start without these imports, which take each a second of a core. The import has the variables of the
-first worker, and draws nothing.
+Needed: replicas start without these imports, which take each of them a second of a core. The import has the variables
+of the first worker, and draws nothing.
 Test: `tests/deployments/test_worker_template.py`, `test_two_workers_draw_different_ids`.
 Way back: workers that Ray forks from a process with given imports (ray-project/ray#31915, closed)."""
 

@@ -117,9 +117,7 @@ class StageCalls:
         self._items_recomputed = items_recomputed
         self.on_reply = on_reply
 
-    async def send(
-        self, stage: str, call: Callable[[], Awaitable[ResultT]], make_lost_again: Remedy | None = None
-    ) -> ResultT:
+    async def send(self, stage: str, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
         """Awaits `call()` and retries it if that can help. See `recover`."""
         attempts = collections.Counter[str]()
         while True:
@@ -127,7 +125,7 @@ class StageCalls:
                 with call_of(stage):
                     result = await call()
             except CallFailedError as failed:
-                await self.recover(failed, attempts, make_lost_again)
+                await self.recover(failed, attempts)
             else:
                 self.on_reply(stage)
                 return result

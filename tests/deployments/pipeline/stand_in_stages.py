@@ -15,7 +15,7 @@ from raylens.deployments.config import MediaConfig, SharedConfig
 from raylens.deployments.item_store.item_maker import ItemMaker
 from raylens.deployments.metrics.definitions import IngressMetrics, ItemMetrics
 from raylens.deployments.pipeline.media_source import MediaSource
-from raylens.deployments.pipeline.merged_pieces import Answers
+from raylens.deployments.pipeline.merged_answers import Answers
 from raylens.deployments.pipeline.pipeline import Pipeline
 from raylens.deployments.pipeline.pipeline_request import PipelineRequest
 from raylens.deployments.pipeline.turns import Turns

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from raylens.deployments.item_store.item_states import ItemOrder, MadeItem, OnPending
-from raylens.deployments.pipeline.merged_pieces import MergedAnswers
+from raylens.deployments.pipeline.merged_answers import MergedAnswers
 from raylens.deployments.pipeline.pipeline_request import seconds_by_stage
 from raylens.deployments.stages.engine_loop import EngineDiedError
 from raylens.deployments.stages.stage_calls import StageFailedError, StageUnavailableError

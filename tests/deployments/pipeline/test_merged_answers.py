@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from raylens.deployments.pipeline.merged_pieces import MergedAnswers
+from raylens.deployments.pipeline.merged_answers import MergedAnswers
 from raylens.deployments.wire.stage_messages import GeneratedText
 
 
