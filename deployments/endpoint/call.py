@@ -46,11 +46,15 @@ class ApiCall:
         self.state["ignored_fields"] = body.unknown_fields
 
 
-async def _call_of(request: Request) -> ApiCall:
+def call_of(request: Request) -> ApiCall:
     state = request.scope["state"]
     names = ("request_id", "ticket", "arrived_at", "texts", "traced")
     return ApiCall(**{name: state[name] for name in names}, timeout_s=seconds_in(request.headers), state=state)
 
 
-HttpCall = Annotated[ApiCall, Depends(_call_of)]
+async def _call(request: Request) -> ApiCall:
+    return call_of(request)
+
+
+HttpCall = Annotated[ApiCall, Depends(_call)]
 """The argument type that gives a route its ApiCall."""

@@ -93,6 +93,10 @@ def response_for(error: Exception) -> JSONResponse:
     return JSONResponse(body.model_dump(), status, headers)
 
 
+def invalid_json(reason: str) -> InvalidRequestError:
+    return InvalidRequestError(f"not valid JSON: {reason}", field="body", code="invalid_json")
+
+
 def _body(message: str, kind: str, *, param: str | None = None, code: str | None = None) -> ErrorResponse:
     return ErrorResponse(error=ErrorBody(message=message, type=kind, param=param, code=code))
 
@@ -115,8 +119,7 @@ async def _on_invalid_body(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     worst = max(error.errors(), key=lambda problem: len(problem["loc"]))
     if worst["type"] == "json_invalid":
-        reason = f"not valid JSON: {worst['ctx']['error']}"
-        return await _on_error(request, InvalidRequestError(reason, field="body", code="invalid_json"))
+        return await _on_error(request, invalid_json(worst["ctx"]["error"]))
     return await _on_error(request, InvalidRequestError(worst["msg"], field=_field_name(worst["loc"])))
 
 

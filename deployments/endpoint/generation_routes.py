@@ -11,6 +11,7 @@ from typing import TypeVar
 from fastapi import FastAPI
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
+from starlette.types import Receive, Scope, Send
 
 from raylens.deployments.api.chat import ChatCompletion, ChatCompletionRequest
 from raylens.deployments.api.completions import Completion, CompletionRequest
@@ -42,6 +43,13 @@ ConversationT = TypeVar("ConversationT", ChatCompletionRequest, ResponsesRequest
 Answer = ChatAnswer | CompletionAnswer | ResponseAnswer
 
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # the second: for nginx
+
+
+class EventStream(StreamingResponse):
+    """Ray Serve cancels the request of a client that leaves. Starlette would listen for that in a task of its own."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.stream_response(send)
 
 
 @dataclass(frozen=True)
@@ -144,7 +152,7 @@ class _Generation:
         async with AsyncExitStack() as stack:
             answers = await self._begin(stack)
             events = self._events(make_answer(), answers, stack.pop_all())
-            return StreamingResponse(events, media_type="text/event-stream", headers=_STREAM_HEADERS)
+            return EventStream(events, media_type="text/event-stream", headers=_STREAM_HEADERS)
 
     async def _begin(self, stack: AsyncExitStack) -> "_CountedAnswers":
         """Returns the answers once the first piece has come: an earlier failure is an HTTP error. `stack` closes

@@ -3,12 +3,16 @@
 import codecs
 import json
 from collections.abc import Callable, Coroutine
+from inspect import signature
 from typing import Any
 
 from fastapi import Request, Response, params
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 
+from raylens.deployments.endpoint.call import call_of
+from raylens.deployments.endpoint.errors import invalid_json
 from raylens.preprocess.schema import InvalidRequestError
 
 
@@ -30,8 +34,12 @@ class _JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
+    """Calls a function that takes a body and a call, and returns a Response itself, without FastAPI's dependencies and
+    serialization, which it does not use."""
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
+        is_direct = signature(self.endpoint).return_annotation is Response and self.body_field is not None
+        handle = self._call if is_direct else super().get_route_handler()
 
         async def respond(request: Request) -> Response:
             if self.body_field is not None and not isinstance(self.body_field.field_info, params.Form):
@@ -39,6 +47,20 @@ class JsonRoute(APIRoute):
             return await handle(_JsonRequest(request.scope, request.receive))
 
         return respond
+
+    async def _call(self, request: Request) -> Response:
+        assert self.body_field is not None
+        if not await request.body():
+            raise InvalidRequestError("Field required", field="body")
+        try:
+            body = await request.json()
+        except json.JSONDecodeError as error:
+            raise invalid_json(error.msg) from error
+        value, errors = self.body_field.validate(body, {}, loc=("body",))
+        if errors:
+            raise RequestValidationError(errors, body=body)
+        response: Response = await self.endpoint(value, call_of(request))
+        return response
 
 
 def _check_content_type(content_type: str) -> None:
