@@ -1,4 +1,4 @@
-"""Divides the time to first token into computation and transport between processes.
+"""Divides the time to first token into computation and transport between processes, and its processor time by process.
 
     python -m benchmarks.first_token [--rounds 6] [--output FILE]
 
@@ -19,7 +19,10 @@ encoder is in `llm_queue`, not in `prefill`. No queue time counts as computation
 
 Bare round trips are measured in the same cluster: from a replica of Ray Serve to an async method of an actor that
 returns 1 KB, the same to a method of a deployment through its handle, and from this process by HTTP through HAProxy to
-the ingress's `/ping`. The last line is one JSON document.
+the ingress's `/ping`.
+
+`processor_ms` is the processor time of a request in each process, without its work at rest. It is the budget of a
+request in docs/architecture.md. The last line is one JSON document.
 """
 
 import http.client
@@ -38,10 +41,12 @@ from ray.serve.handle import DeploymentHandle
 from benchmarks.document import at_most, make_parser, publish, this_machine
 from benchmarks.pictures import new_content
 from benchmarks.random_checkpoint import make_checkpoint
+from benchmarks.server_process import cpu_seconds
 from benchmarks.streaming_client import Answer, ask
 from raylens.deployments.config import AppConfig
 from raylens.deployments.launch.local_cluster import LOGGING, free_port, running_app
 from raylens.deployments.metrics.waterfall_stages import WATERFALL
+from tests.replicas import replica_pids
 
 MODEL = "random"
 KINDS = ("unique", "repeated", "text")
@@ -51,7 +56,9 @@ TARGETS = {"unique": 20.0, "text": 8.0}
 """Maximum milliseconds of transport."""
 REQUESTS, TRIPS = 12, 50
 """Per round: requests of each kind, and bare round trips of each kind."""
+PROCESSES = ("Ingress", "Shared-0", "Preprocess", "Encode", "Generate")
 _REST_SECONDS = 0.03
+_IDLE_SECONDS = 5.0
 
 Figures = dict[str, float]
 
@@ -123,27 +130,51 @@ def figures_of(answer: Answer) -> Figures:
     }
 
 
-def measure(url: str, rounds: int) -> dict[str, Figures]:
-    """Returns the medians of each kind, and of the bare round trips as `bare`."""
-    caller = start_caller()
+class Processors:
+    """The processor time of each process, in milliseconds, without its work at rest."""
+
+    def __init__(self) -> None:
+        self._pids = {name: replica_pids(name)[0] for name in PROCESSES}
+        self._idle = dict.fromkeys(PROCESSES, 0.0)
+        begin = self.read()
+        time.sleep(_IDLE_SECONDS)
+        self._idle = {name: (now - begin[name]) / _IDLE_SECONDS for name, now in self.read().items()}
+
+    def read(self) -> Figures:
+        """Returns the time so far. Only differences have a meaning."""
+        now = time.monotonic()
+        return {name: cpu_seconds(pid) * 1e3 - self._idle[name] * now for name, pid in self._pids.items()}
+
+
+def measure(url: str, rounds: int) -> tuple[dict[str, Figures], dict[str, Figures]]:
+    """Returns the medians of each kind, and of the bare round trips as `bare`; and each kind's processor time."""
+    caller, processors = start_caller(), Processors()
+    processor_ms: dict[str, list[Figures]] = {kind: [] for kind in KINDS}
     answers: dict[str, list[Figures]] = {kind: [] for kind in KINDS}
     trips: dict[str, list[float]] = {"actor": [], "serve_handle": [], "http": []}
     for turn in range(rounds + 1):
         for kind in sorted(KINDS, reverse=turn % 2 == 1):
+            begin = processors.read()
             asked = [ask_rested(url, kind) for _ in range(REQUESTS)]
             if turn > 0:  # the first round warms up
                 answers[kind] += [figures_of(one) for one in asked]
+                spent = processors.read()
+                processor_ms[kind].append({name: (spent[name] - begin[name]) / REQUESTS for name in PROCESSES})
         bare = {**caller.trips.remote(TRIPS).result(), "http": [ping(url) for _ in range(TRIPS)]}
         if turn > 0:
             for name, seconds in bare.items():
                 trips[name] += seconds
-    medians = {
-        kind: {name: statistics.median(one[name] for one in own) for name in own[0]} for kind, own in answers.items()
-    }
+    medians = medians_of(answers)
     medians["bare"] = {name: statistics.median(seconds) * 1e3 for name, seconds in trips.items()}
     for kind in KINDS:
         medians[kind]["transport_trips"] = medians[kind]["transport"] / medians["bare"]["actor"]
-    return medians
+    return medians, medians_of(processor_ms)
+
+
+def medians_of(figures: dict[str, list[Figures]]) -> dict[str, Figures]:
+    return {
+        kind: {name: statistics.median(one[name] for one in own) for name in own[0]} for kind, own in figures.items()
+    }
 
 
 def main() -> None:
@@ -152,14 +183,18 @@ def main() -> None:
         make_checkpoint(Path(folder))
         config = AppConfig(model=folder, served_model_name=MODEL)
         with running_app(config, host="127.0.0.1", port=free_port()) as url:
-            measured = measure(url, options.rounds)
-    measured = {kind: {name: round(value, 2) for name, value in own.items()} for kind, own in measured.items()}
+            measured, processor_ms = (rounded(figures) for figures in measure(url, options.rounds))
     for kind, own in measured.items():
-        print(f"{kind}: {own}")
+        print(f"{kind}: {own}, {processor_ms.get(kind, '')}")
     checks = {
         f"transport, {kind}, ms": at_most(measured[kind]["transport"], target) for kind, target in TARGETS.items()
     }
-    publish({"checks": checks, "measured_ms": measured, "machine": this_machine()}, options.output)
+    document = {"checks": checks, "measured_ms": measured, "processor_ms": processor_ms, "machine": this_machine()}
+    publish(document, options.output)
+
+
+def rounded(figures: dict[str, Figures]) -> dict[str, Figures]:
+    return {kind: {name: round(value, 2) for name, value in own.items()} for kind, own in figures.items()}
 
 
 if __name__ == "__main__":
