@@ -302,6 +302,7 @@ def test_equal_pictures_at_both_doors_are_encoded_once_and_a_dead_ingress_takes_
     cluster: Cluster,
 ) -> None:
     control = cluster.control
+    cluster.ask(cluster.doors[0], PICTURES / "one.png", "How many shapes are there?")
     command = f"cd raylens; python -m tests.cluster.doors {' '.join(cluster.doors)} checkpoints/pictures"
     with subprocess.Popen(control.inside(command), stdout=subprocess.PIPE, text=True) as clients:
         assert clients.stdout is not None

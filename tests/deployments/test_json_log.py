@@ -4,29 +4,29 @@ import json
 import logging
 import re
 import signal
-import subprocess
-import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from raylens.deployments.operator import waterfall
 from raylens.deployments.request_context import RequestContext, in_request, note_ids
 from raylens.deployments.server_log import FIELDS, JsonLines
 from tests.ended_servers import serving
 from tests.pictures import disc, encoded, user_message
 from tests.waiting import wait_until
 
-ROOT = Path(__file__).parent.parent.parent
 TRACE_ID, PARENT_ID = "ab" * 16, "cd" * 8
 CONTEXT = RequestContext("r-1", f"00-{TRACE_ID}-{PARENT_ID}-01")
 STAGES = {"Ingress", "Shared-0", "Preprocess", "Encode", "Generate"}
 
 
-def traced(*arguments: str, text: str | None = None) -> str:
+def traced(file: Path, request_id: str | None = None) -> str:
     """What `raylens trace` draws."""
-    command = [sys.executable, "-m", "raylens", "trace", *arguments]
-    return subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True, check=True).stdout
+    drawn: list[str] = []
+    assert waterfall.run(Namespace(file=file, id=request_id, svg=None), drawn.append) == 0
+    return "\n".join(drawn)
 
 
 def test_each_stage_logs_with_the_ids_of_the_request_and_its_trace(tmp_path: Path) -> None:
@@ -60,16 +60,17 @@ def test_each_stage_logs_with_the_ids_of_the_request_and_its_trace(tmp_path: Pat
     told_timings = answer.json()["stage_timings"]
     assert access["stage_timings"] == told_timings
     assert {"admission_queue", "media_fetch", "processor", "encode", "prefill"} <= told_timings["seconds"].keys()
-    drawn, drawn_answer = traced(str(log), "--id", answer.json()["id"]), traced(text=answer.text)
+    (saved := tmp_path / "answer").write_text(answer.text)
+    drawn, drawn_answer = traced(log, answer.json()["id"]), traced(saved)
     assert "POST /v1/chat/completions 200  r-1" in drawn
-    assert drawn.splitlines()[3:] == traced(str(log), "--id", "r-1").splitlines()[3:]
+    assert drawn.splitlines()[3:] == traced(log, "r-1").splitlines()[3:]
     stages = [line.split()[0] for line in drawn.splitlines()[3:]]
     assert stages == [line.split()[0] for line in drawn_answer.splitlines()[3:]]
     assert {*stages} - {"decode"} == {*told_timings["seconds"]}  # both tokens may come together
     (refused,) = [line for line in lines if line.get("request_id") == "r-2" and "status" in line]
     assert (refused["status"], refused["stage"], refused["code"]) == (400, "ingress", "invalid_image")
     assert {"admission_queue", "media_fetch"} <= refused["stage_timings"]["seconds"].keys()
-    assert "400 invalid_image" in traced(str(log), "--id", "r-2")
+    assert "400 invalid_image" in traced(log, "r-2")
 
 
 def record_of(message: str, *, extra: dict[str, Any] | None = None, error: Exception | None = None) -> Any:

@@ -174,6 +174,8 @@ def test_what_a_killed_ingress_has_counted_is_not_lost(app_url: str, client: Ope
     # HAProxy forgets the dead ones, and knows new ones.
     wait_until(lambda: all(httpx.get(f"{app_url}/health").is_success for _ in range(20)), 60)
     run(counting, range(330, 360), mixed)
+    # HAProxy may still refuse one, which no ingress counts.
+    counting.counts["request_errors", "endpoint_unavailable"] = 0
     assert +(measured(app_url) - before) == +counting.counts
 
 

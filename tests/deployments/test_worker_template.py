@@ -153,10 +153,10 @@ def test_a_worker_that_fails_ends_with_its_traceback(template: dict[str, str], t
 
 def test_the_template_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     code = (
-        "import os, sys\nfrom pathlib import Path\n"
+        "import os, sys, time\nfrom pathlib import Path\n"
         "from raylens.deployments.cluster.worker_template import worker_template\n"
         "with worker_template(Path(sys.argv[1])) as variables:\n"
-        "    while not Path(variables['RAYLENS_WORKER_TEMPLATE']).exists(): pass\n"
+        "    while not Path(variables['RAYLENS_WORKER_TEMPLATE']).exists(): time.sleep(0.05)\n"
         "    os._exit(0)\n"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60, check=True)

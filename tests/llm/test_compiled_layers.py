@@ -124,7 +124,7 @@ def test_steps_are_recorded_and_wait_for_no_compiler(tmp_path: Path, name: str) 
     assert counters["stats"]["unique_graphs"] == num_compiled
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_numbers_are_rounded_where_the_layers_round_them(tmp_path: Path) -> None:
     config = make_config(make_checkpoint("llava", tmp_path), "bfloat16")
     runner = ModelRunner(config)

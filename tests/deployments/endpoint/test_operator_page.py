@@ -150,6 +150,7 @@ def test_a_server_that_is_away_is_missed_and_found_again(dashboard: Page) -> Non
     expect(state).to_have_text("Live")
 
 
+@pytest.mark.slow
 def test_a_hidden_tab_asks_nothing(dashboard: Page) -> None:
     dashboard.evaluate("Object.defineProperty(document, 'hidden', { value: true, configurable: true })")
     dashboard.wait_for_timeout(2500)

@@ -140,6 +140,7 @@ def live(server: StubServer, columns: int = 80, lines: int = 40) -> AbstractCont
     return terminal([*TOP, "--url", server.url, "--interval", "0.3"], columns=columns, lines=lines)
 
 
+@pytest.mark.slow
 def test_it_draws_on_while_the_server_goes_away_and_comes_back(server: StubServer) -> None:
     with live(server) as shown:
         wait_until(lambda: "requests ended" in shown.frame())
