@@ -29,6 +29,8 @@ _NOTICE_SECONDS = 2.0
 _NOTICE_SHARE = 1 / 16
 """Grace period: an idle replica keeps accepting requests this long after it was told to stop, for routers that have not
 heard yet; at most this share of the drain time, so that a server on one machine ends quickly."""
+_NUM_RESULTS = {"process_item": 2, "render": 1, "encode": 2}
+"""Methods of the stages whose results are handed on before they exist."""
 _TARGETS = {
     REQUESTS: 100.0,  # open requests, mostly streams
     PIXELS: 17e6,  # two 4K images
@@ -75,7 +77,7 @@ def _stages(config: AppConfig, suffix: str) -> StageHandles:
         ray_actor_options=_process(config.preprocess),
         # Items wait for a replica with few of them. Prompts overtake them, because each takes only a millisecond.
         max_ongoing_requests=most_items,
-        request_router_config=room_routing(limits={"process_item": _PREPROCESS_ITEMS}),
+        request_router_config=room_routing(limits={"process_item": _PREPROCESS_ITEMS}, num_results=_NUM_RESULTS),
         **_scaling(config, config.preprocess, [PIXELS]),
     ).bind(config)
     generate: Any = _generate(config, suffix, most_items)
@@ -98,7 +100,8 @@ def _generate(config: AppConfig, suffix: str, most_items: int) -> Application:
         room = _limited("generate", max(_GENERATE_REQUESTS, settings.engine.max_num_seqs or 0), PrefixRouter)
     else:
         # Requests wait for items that the same replicas encode, so all requests and all items need room.
-        room = {"max_ongoing_requests": most_items, "request_router_config": room_routing(PrefixRouter)}
+        routing = room_routing(PrefixRouter, num_results=_NUM_RESULTS)
+        room = {"max_ongoing_requests": most_items, "request_router_config": routing}
     units = [PROMPT_TOKENS, USAGE, *([BATCHES] if config.encode.placement == "inline" else [])]
     return _deployment(
         Generate,
@@ -125,7 +128,7 @@ def _deployment(replica: type[Any], config: AppConfig, *, name: str, **options: 
 
 def _limited(method: str, limit: int, router: type[RoomRouter]) -> dict[str, Any]:
     """Returns the options of a replica that takes `limit` calls of `method`; heartbeats overtake waiting calls."""
-    routing = room_routing(router, limits={method: limit})
+    routing = room_routing(router, limits={method: limit}, num_results=_NUM_RESULTS)
     return {"max_ongoing_requests": limit + _HEARTBEATS, "request_router_config": routing}
 
 

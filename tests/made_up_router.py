@@ -1,6 +1,7 @@
 """A router without Ray, over made-up replicas."""
 
 import asyncio
+from collections.abc import Iterable
 from types import SimpleNamespace
 
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID
@@ -33,7 +34,7 @@ class Replica:
 class Router:
     """A router over replicas of these names; `send` and `end` do what Ray does with a call."""
 
-    def __init__(self, names: str = "abc", kind: type[RoomRouter] = RoomRouter, **limits: int) -> None:
+    def __init__(self, names: Iterable[str] = "abc", kind: type[RoomRouter] = RoomRouter, **limits: int) -> None:
         self.now = 0.0
         self.router = kind(
             DeploymentID("Worker"),

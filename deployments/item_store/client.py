@@ -7,12 +7,13 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
 from raylens.deployments.item_store.codec import pack, read
-from raylens.deployments.item_store.item_states import MadeItem, OnPending, StoredItem
+from raylens.deployments.item_store.item_states import SharedItem
 from raylens.deployments.item_store.messages import (
     FROM_SHARD,
     Close,
@@ -33,6 +34,10 @@ _CONNECT_SECONDS = 5.0
 _PAUSE_SECONDS = 0.2
 _AWAY_SECONDS = 10.0
 """How long a request waits for a lost shard to return."""
+
+
+OnPending = Callable[[SharedItem], None]
+"""See `item_states.OnPending`."""
 
 
 class ShardLostError(Exception):
@@ -82,6 +87,8 @@ class Shards:
         return self._connections[ranked[0]] if ranked else None
 
     async def _present(self, find: Callable[[], "ShardConnection | None"]) -> "ShardConnection":
+        if (connection := find()) is not None:
+            return connection
         with suppress(TimeoutError):
             async with asyncio.timeout(_AWAY_SECONDS):
                 while (connection := find()) is None:
@@ -108,6 +115,15 @@ class Shards:
             await asyncio.sleep(_PAUSE_SECONDS)
 
 
+@dataclass(slots=True)
+class _Open:
+    """An order or call without its result. `item`: as last described while pending."""
+
+    answer: asyncio.Future[Any]
+    on_pending: OnPending
+    item: SharedItem | None = None
+
+
 class ShardConnection:
     """A connection to one shard, with its open orders and calls."""
 
@@ -115,9 +131,7 @@ class ShardConnection:
         self._shard = shard
         self._writer = writer
         self._numbers = itertools.count()
-        self._answers: dict[int, asyncio.Future[Any]] = {}
-        self._items: dict[int, StoredItem] = {}
-        self._listeners: dict[int, OnPending] = {}
+        self._open: dict[int, _Open] = {}
 
     async def run(self, reader: Reader) -> None:
         """Dispatches the shard's messages. Returns when the connection is lost or invalid."""
@@ -132,9 +146,9 @@ class ShardConnection:
             logger.exception("closed the connection to shard %s, after an error", self._shard)
         finally:
             self._writer.close()
-            for answer in self._answers.values():
-                if not answer.done():
-                    answer.set_exception(ShardLostError(f"shard {self._shard} is lost"))
+            for one in self._open.values():
+                if not one.answer.done():
+                    one.answer.set_exception(ShardLostError(f"shard {self._shard} is lost"))
 
     def send(self, message: FromIngress) -> None:
         if not self._writer.is_closing():
@@ -143,33 +157,33 @@ class ShardConnection:
     async def ask(
         self, message: Callable[[int], FromIngress], pins: ExitStack, on_pending: OnPending = lambda pending: None
     ) -> Any:
-        """Sends `message(number)` and returns its result. The shard keeps the referenced data until `pins` is closed.
-        Raises the shard's error, or ShardLostError."""
+        """Sends `message(number)` and returns its result: for an order, a SharedItem and an ItemTrace. The shard keeps
+        the referenced data until `pins` is closed. Raises the shard's error, or ShardLostError."""
         number = next(self._numbers)
         pins.callback(self.send, Close(number))
-        answer = self._answers[number] = asyncio.get_running_loop().create_future()
-        self._listeners[number] = on_pending
+        one = self._open[number] = _Open(asyncio.get_running_loop().create_future(), on_pending)
         try:
             self.send(message(number))
-            return await answer
+            return await one.answer
         finally:
-            del self._answers[number], self._listeners[number]
-            self._items.pop(number, None)
+            del self._open[number]
 
     def _take(self, message: FromShard) -> None:
+        one = self._open.get(message.number)
+        if one is None or one.answer.done():  # its request has left
+            return
         match message:
-            case Pending(number, item) if self._is_awaited(number):
-                self._items[number] = item
-                self._listeners[number](item)
-            case Made(number, item, trace) if self._is_awaited(number):
-                self._answers[number].set_result(MadeItem(item or self._items[number], trace))
-            case Result(number, value) if self._is_awaited(number):
-                self._answers[number].set_result(value)
-            case Failed(number, error) if self._is_awaited(number):
-                self._answers[number].set_exception(error)
-
-    def _is_awaited(self, number: int) -> bool:
-        return number in self._answers and not self._answers[number].done()
+            case Pending(_, item):
+                one.item = item
+                one.on_pending(item)
+            case Made(_, item, trace):
+                if (made := item or one.item) is None:
+                    raise MalformedMessageError("an order is made whose item was never described")
+                one.answer.set_result((made, trace))
+            case Result(_, value):
+                one.answer.set_result(value)
+            case Failed(_, error):
+                one.answer.set_exception(error)
 
 
 def unavailable() -> StageUnavailableError:

@@ -1,6 +1,6 @@
 """Messages between ingress replicas and the shared state, as msgpack. Unlike Ray's own format, msgpack carries no code.
 
-A message may also hold references, arrays, and objects of the dataclasses and errors below. Decoding creates no other
+A message may also hold arrays, and objects of the dataclasses and errors below. Decoding creates no other
 class, and checks each field's type: a wrong type would fail later, in other clients' requests."""
 
 import types
@@ -12,23 +12,22 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgpack
 import numpy as np
-from ray import ObjectRef
 
 from raylens.deployments.item_store.item_states import ITEM_STATES, ContentMissingError
 from raylens.deployments.item_store.messages import FROM_INGRESS, FROM_SHARD, Message
 from raylens.deployments.item_store.uploads import Upload
-from raylens.deployments.ray_internals.references import pack_reference, unpack_reference
+from raylens.deployments.ray_internals.references import PackedReference
 from raylens.deployments.request_context import RequestContext
 from raylens.deployments.stages.stage_calls import PlugInFailedError, StageFailedError, StageUnavailableError
 from raylens.deployments.wire.private_port import MalformedMessageError, Reader, frame, read_frame
 from raylens.preprocess.schema import InvalidRequestError, ItemExpansion, ItemInfo, PlaceholderRange, StageTime
 
-_METADATA = (ItemInfo, ItemExpansion, PlaceholderRange, Upload, RequestContext, StageTime)
+_METADATA = (PackedReference, ItemInfo, ItemExpansion, PlaceholderRange, Upload, RequestContext, StageTime)
 _DATA: tuple[type[Any], ...] = (*FROM_INGRESS, *FROM_SHARD, *ITEM_STATES, *_METADATA)
 _INVALID_FIELDS = ("reason", "field", "code", "status", "item")
 _STAGE_ERRORS = (StageUnavailableError, PlugInFailedError, StageFailedError)
 """Subclasses before their base classes."""
-_REFERENCE, _ARRAY, _TUPLE, _INTEGER, _INVALID, _STAGE_ERROR, _CONTENT_MISSING, _FIRST_DATA = range(8)
+_ARRAY, _TUPLE, _INTEGER, _INVALID, _STAGE_ERROR, _CONTENT_MISSING, _FIRST_DATA = range(7)
 """msgpack extension codes. Each class of `_DATA` has its own code, from `_FIRST_DATA` on."""
 _CODES = {kind: code for code, kind in enumerate(_DATA, _FIRST_DATA)}
 _FIELDS = {kind: [attrgetter(one.name) for one in fields(kind)] for kind in _DATA}
@@ -68,7 +67,7 @@ async def read(reader: Reader, kinds: tuple[type[Any], ...]) -> Any:
     packed = await read_frame(reader)
     try:
         message = _unpacked(packed, _MAX_DEPTH)
-    except Exception as error:  # from msgpack, numpy, Ray or a class
+    except Exception as error:  # from msgpack, numpy or a class
         raise MalformedMessageError(f"not a message: {error!r}") from error
     if not isinstance(message, kinds):
         raise MalformedMessageError(f"a {type(message).__name__}, which this end is not sent")
@@ -95,8 +94,6 @@ def _extension(value: Any) -> msgpack.ExtType:
         return msgpack.ExtType(_TUPLE, _packed(list(value)))
     if kind is int:  # over 64 bits
         return msgpack.ExtType(_INTEGER, str(value).encode())
-    if isinstance(value, ObjectRef):
-        return msgpack.ExtType(_REFERENCE, _packed(list(pack_reference(value))))
     if isinstance(value, np.ndarray):
         return msgpack.ExtType(_ARRAY, _packed([value.dtype.str, list(value.shape), value.tobytes()]))
     if isinstance(value, ContentMissingError):
@@ -123,8 +120,6 @@ def _value(code: int, packed: bytes, depth: int) -> Any:
         return kind(*content)
     if code == _TUPLE:
         return tuple(content)
-    if code == _REFERENCE:
-        return unpack_reference(content)
     if code == _ARRAY:
         dtype, shape, values = content
         return np.frombuffer(values, dtype).reshape(shape)

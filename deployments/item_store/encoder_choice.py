@@ -30,7 +30,7 @@ class EncoderPlace:
 
     def __init__(self, stage: str, handle: DeploymentHandle[Any], has_replica: Callable[[], bool]) -> None:
         self.stage = stage
-        self.handle = handle
+        self.encode = handle.encode
         self.has_replica = has_replica
         self._pending_pixels = 0
         # Exponentially decaying sums over the sent items.

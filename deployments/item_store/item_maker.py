@@ -26,7 +26,9 @@ from raylens.deployments.item_store.item_states import (
     StoredItem,
 )
 from raylens.deployments.metrics.definitions import CacheMetrics, ItemMetrics
-from raylens.deployments.ray_internals.handles import has_running_replica, objects_of
+from raylens.deployments.ray_internals.calls_ahead import results_of
+from raylens.deployments.ray_internals.handles import has_running_replica
+from raylens.deployments.ray_internals.references import PackedReference
 from raylens.deployments.request_context import in_request
 from raylens.deployments.stages.stage_calls import (
     CallFailedError,
@@ -64,9 +66,9 @@ class ItemMaker:
         self._spans = spans
         self._first: dict[str, OpenSpan] = {}
         """Per item in progress: the span of the order that started it."""
-        self._contents: dict[str, dict[object, bytes | ObjectRef]] = {}
+        self._contents: dict[str, dict[object, bytes | PackedReference]] = {}
         """Per item in progress: the contents that its open orders brought, without lost ones."""
-        self._stages = stages
+        self._processors = {model: own.preprocess.process_item for model, own in stages.items()}
         self._encoders = {
             model: [EncoderPlace(stage, one, partial(has_running_replica, one)) for stage, one in own.encoders.items()]
             for model, own in stages.items()
@@ -220,18 +222,18 @@ class ItemMaker:
         if missing is not None:
             raise missing
 
-    def evict(self, mm_hash: str, lost: ObjectRef) -> None:
+    def evict(self, mm_hash: str, lost: PackedReference) -> None:
         """Evicts an item from both caches after the node with its embeddings `lost` is gone. Keeps an item that was
         recomputed since."""
         entry = self.embeddings.peek(mm_hash)
-        if entry is None or entry.ref == lost:
+        if entry is None or PackedReference.of(entry.ref) == lost:
             self.embeddings.discard(mm_hash)
             self.processed.discard(mm_hash)
 
     def _check_model(self, order: ItemOrder, stage: str) -> None:
         """Raises StageUnavailableError for a model that this shard does not know, during an update that adds or removes
         it."""
-        if order.model not in self._stages:
+        if order.model not in self._processors:
             raise StageUnavailableError(stage, f"the {stage} stage is not available")
 
     async def _processed(
@@ -260,12 +262,10 @@ class ItemMaker:
             order.context,
         )
         self._check_model(order, "preprocess")
-        process_item = self._stages[order.model].preprocess.options(stream=True).process_item
-
         try:
             with call_of("preprocess"):
-                response = process_item.remote(job)
-                (tensors, _), info = await objects_of(response, 2, lambda tensors, _: on_taken(tensors))
+                response = self._processors[order.model].remote(job)
+                (tensors, _), info = await results_of(response, lambda tensors, _: on_taken(tensors))
         except CallFailedError as failed:
             if failed.is_loss:
                 contents.pop(source, None)  # its ingress is gone, and the content with it
@@ -281,11 +281,10 @@ class ItemMaker:
         """Raises CallFailedError."""
         self._check_model(order, "encode")
         encoder = cheapest(self._encoders[order.model], order.num_pixels)
-        encode = encoder.handle.options(stream=True).encode
         item_id = f"{order.request_id}-{order.mm_hash}"
         with call_of("encode"), encoder.call(order.num_pixels) as answered:
-            response = encode.remote(item_id, order.modality, tensors, time.time(), order.context)
-            (embeddings, _), info = await objects_of(response, 2, lambda embeddings, _: on_taken(embeddings))
+            response = encoder.encode.remote(item_id, order.modality, tensors, time.time(), order.context)
+            (embeddings, _), info = await results_of(response, lambda embeddings, _: on_taken(embeddings))
             assert isinstance(info, EmbeddingInfo)
             answered(info)
         trace.encoded_by = encoder.stage

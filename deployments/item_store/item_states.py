@@ -6,6 +6,7 @@ from typing import Any
 
 from ray import ObjectRef
 
+from raylens.deployments.ray_internals.references import PackedReference
 from raylens.deployments.request_context import RequestContext
 from raylens.preprocess.schema import ItemInfo, StageTime
 
@@ -23,7 +24,7 @@ class ItemOrder:
     model: str
     mm_hash: str
     modality: str
-    content: bytes | ObjectRef | None
+    content: bytes | PackedReference | None
     num_pixels: int
     num_in_prompt: int
     options: dict[str, Any]
@@ -40,6 +41,18 @@ class StoredItem:
 
     info: ItemInfo
     ref: ObjectRef
+
+    @property
+    def shared(self) -> "SharedItem":
+        return SharedItem(self.info, PackedReference.of(self.ref))
+
+
+@dataclass(frozen=True, slots=True)
+class SharedItem:
+    """A StoredItem as its shard describes it to an ingress, which passes the reference on."""
+
+    info: ItemInfo
+    ref: PackedReference
 
 
 @dataclass(slots=True)
@@ -73,4 +86,4 @@ class MadeItem:
 
 OnPending = Callable[[StoredItem], None]
 """Gets an item that is processed and taken by an Encode replica; again if another replica takes it."""
-ITEM_STATES = (ItemOrder, StoredItem, ItemTrace)
+ITEM_STATES = (ItemOrder, SharedItem, ItemTrace)

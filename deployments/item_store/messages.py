@@ -5,9 +5,8 @@ Each order or call has a number, which identifies its answers on the connection.
 from dataclasses import dataclass
 from typing import Any, TypeAlias, get_args
 
-from ray import ObjectRef
-
-from raylens.deployments.item_store.item_states import ItemOrder, ItemTrace, StoredItem
+from raylens.deployments.item_store.item_states import ItemOrder, ItemTrace, SharedItem
+from raylens.deployments.ray_internals.references import PackedReference
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Evict:
     """The embeddings `lost` of an item are gone. See `ItemMaker.evict`."""
 
     mm_hash: str
-    lost: ObjectRef
+    lost: PackedReference
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class Pending:
     """An ordered item whose embeddings are pending."""
 
     number: int
-    item: StoredItem
+    item: SharedItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class Made:
     """The result of an order. `item`: None for the item of the last Pending."""
 
     number: int
-    item: StoredItem | None
+    item: SharedItem | None
     trace: ItemTrace
 
 

@@ -6,14 +6,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ray import ObjectRef
-
-from raylens.deployments.item_store.client import ShardLostError, Shards, unavailable
-from raylens.deployments.item_store.item_states import ContentMissingError, ItemOrder, MadeItem, OnPending
+from raylens.deployments.item_store.client import OnPending, ShardLostError, Shards, unavailable
+from raylens.deployments.item_store.item_states import ContentMissingError, ItemOrder, ItemTrace, SharedItem
 from raylens.deployments.item_store.messages import Ask, CallMethod, Evict, Remember
 from raylens.deployments.item_store.uploads import Upload
 from raylens.deployments.metrics.instruments import Counter
-from raylens.deployments.stages.object_contents import IN_MESSAGE_BYTES, received, sent
+from raylens.deployments.ray_internals.references import PackedReference
+from raylens.deployments.stages.object_contents import IN_MESSAGE_BYTES, received, sent, stored
 from raylens.deployments.stages.stage_calls import MAX_ATTEMPTS
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
@@ -27,16 +26,18 @@ class SharedItems:
         self._shards = shards
         self._items_recomputed = items_recomputed
 
-    async def embeddings_of(self, order: ItemOrder, on_pending: OnPending, pins: ExitStack) -> MadeItem:
+    async def embeddings_of(
+        self, order: ItemOrder, on_pending: OnPending, pins: ExitStack
+    ) -> tuple[SharedItem, ItemTrace]:
         """See `ItemMaker.embeddings_of`. The referenced data stays until `pins` is closed."""
         return await self._order(order, on_pending, pins, is_encoded=True)
 
-    async def processed_of(self, order: ItemOrder) -> MadeItem:
+    async def processed_of(self, order: ItemOrder) -> tuple[SharedItem, ItemTrace]:
         """See `ItemMaker.processed_of`. The tensors are not kept."""
         with ExitStack() as pins:
             return await self._order(order, lambda pending: None, pins, is_encoded=False)
 
-    def evict(self, mm_hash: str, lost: ObjectRef) -> None:
+    def evict(self, mm_hash: str, lost: PackedReference) -> None:
         self._shards.send_to_all(Evict(mm_hash, lost))
 
     def remember_name(self, tenant: str, name: str, hashed_content: str) -> None:
@@ -51,20 +52,26 @@ class SharedItems:
                 return found
         raise unavailable()
 
-    async def _order(self, order: ItemOrder, on_pending: OnPending, pins: ExitStack, *, is_encoded: bool) -> MadeItem:
+    async def _order(
+        self, order: ItemOrder, on_pending: OnPending, pins: ExitStack, *, is_encoded: bool
+    ) -> tuple[SharedItem, ItemTrace]:
         """Sends the order; sends a large content only after the shard reports it missing."""
         content = order.content
+        kept = None
         is_large = isinstance(content, bytes) and len(content) > IN_MESSAGE_BYTES
         asked = replace(order, content=None) if is_large else order
         for _ in range(MAX_ATTEMPTS):
             shard = await self._shards.nearest(order.mm_hash)
             try:
-                made: MadeItem = await shard.ask(partial(Ask, is_encoded=is_encoded, order=asked), pins, on_pending)
+                made: tuple[SharedItem, ItemTrace] = await shard.ask(
+                    partial(Ask, is_encoded=is_encoded, order=asked), pins, on_pending
+                )
                 return made
             except ContentMissingError:
                 if not isinstance(content, bytes):
                     raise
-                asked = replace(order, content=await sent(content))
+                kept = kept or await stored(content)
+                asked = replace(order, content=sent(kept))
             except ShardLostError as error:
                 logger.warning("request %s: %s, asking again", order.request_id, error)
                 self._items_recomputed.inc(stage="shared", reason="ShardLostError")
@@ -81,7 +88,8 @@ class SharedUploads:
     async def add(
         self, tenant: str, filename: str, purpose: str, content: bytes, *, max_age_s: float | None = None
     ) -> Upload:
-        added: Upload = await self._call("add_file", tenant, filename, purpose, await sent(content), max_age_s)
+        kept = await stored(content)
+        added: Upload = await self._call("add_file", tenant, filename, purpose, sent(kept), max_age_s)
         return added
 
     async def all(self, tenant: str) -> list[Upload]:

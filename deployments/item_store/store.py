@@ -33,8 +33,9 @@ from raylens.deployments.item_store.messages import (
 from raylens.deployments.item_store.uploads import Upload, Uploads
 from raylens.deployments.metrics.definitions import ItemMetrics
 from raylens.deployments.ray_internals.handles import route_on_this_loop
+from raylens.deployments.ray_internals.references import PackedReference
 from raylens.deployments.replica_start import Replica, start_replica
-from raylens.deployments.stages.object_contents import received, sent
+from raylens.deployments.stages.object_contents import received, sent, stored
 from raylens.deployments.stages.process_setup import skip_startup_objects
 from raylens.deployments.stages.stage_calls import StageCalls, StageError, StageFailedError, StageHandles
 from raylens.deployments.wire.private_port import PortAddress, PrivatePort, Reader, Writer
@@ -110,12 +111,12 @@ class SharedState(Replica):
         return self.names.find(tenant, name)
 
     async def _add_file(
-        self, tenant: str, filename: str, purpose: str, content: bytes | ObjectRef, max_age_s: float | None
+        self, tenant: str, filename: str, purpose: str, content: bytes | PackedReference, max_age_s: float | None
     ) -> Upload:
         return await self._uploads.add(tenant, filename, purpose, await received(content), max_age_s=max_age_s)
 
     async def _read_file(self, tenant: str, file_id: str) -> bytes | ObjectRef:
-        return await sent(await self._uploads.read(tenant, file_id))
+        return await stored(await self._uploads.read(tenant, file_id))
 
     async def _report_forever(self) -> None:
         while True:
@@ -191,9 +192,9 @@ class _Work:
         self._kept.append(result)
         if isinstance(result, MadeItem):
             is_told = self._told is not None and self._told.ref == result.stored.ref
-            self._send(Made(number, None if is_told else result.stored, result.trace))
+            self._send(Made(number, None if is_told else result.stored.shared, result.trace))
         else:
-            self._send(Result(number, result))
+            self._send(Result(number, sent(result)))
 
     async def _result(self) -> Any:
         match self._message:
@@ -207,4 +208,4 @@ class _Work:
     def _tell(self, item: StoredItem) -> None:
         self._told = item
         self._kept.append(item)
-        self._send(Pending(self._message.number, item))
+        self._send(Pending(self._message.number, item.shared))

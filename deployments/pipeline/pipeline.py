@@ -1,8 +1,9 @@
 """The stages of one model behind the endpoint."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from ray import ObjectRef
 from ray.serve.handle import DeploymentHandle
 
 from raylens.deployments.config import MediaConfig
@@ -11,15 +12,17 @@ from raylens.deployments.metrics.definitions import IngressMetrics
 from raylens.deployments.pipeline.media_items import MediaItems, all_or_none
 from raylens.deployments.pipeline.piece_receiver import PieceReceiver
 from raylens.deployments.pipeline.pipeline_request import PipelineRequest
-from raylens.deployments.pipeline.request import ModelStages, Request
+from raylens.deployments.pipeline.request import Request
 from raylens.deployments.pipeline.turns import Turns
+from raylens.deployments.ray_internals.calls_ahead import results_of
 from raylens.deployments.ray_internals.handles import by_grpc
-from raylens.deployments.stages.stage_calls import StageCalls
-from raylens.preprocess.schema import ChatPrompt, ProcessedPrompt, ProcessorIdentity, TextPrompt
+from raylens.deployments.stages.stage_calls import StageCalls, call_of
+from raylens.preprocess.schema import ChatPrompt, ItemInfo, ProcessedPrompt, ProcessorIdentity, TextPrompt
 
 
 class Pipeline:
-    """Sends requests through the stages of one model; see StageCalls for `on_reply`."""
+    """Sends requests through the stages of one model. `generate`: the handle of the method. `chooses_by_prefix`:
+    Generate has several replicas, and a prompt goes to the one with its cached prefix."""
 
     def __init__(
         self,
@@ -35,40 +38,56 @@ class Pipeline:
         model: str = "",
         chooses_by_prefix: bool = False,
     ) -> None:
-        """`model`: see `ItemOrder`. `chooses_by_prefix`: Generate has several replicas, and a prompt goes to the
-        replica with its cached prefix."""
-        self._media = MediaItems(config, items, metrics, uploads, on_reply, model=model)
-        self._receiver = PieceReceiver(turns)
-        self._calls = StageCalls(metrics.items_recomputed, on_reply)
+        """`generate`: the handle of the deployment. `on_reply`: see StageCalls. `model`: see `ItemOrder`."""
+        self.media = MediaItems(config, items, metrics, uploads, on_reply, model=model)
+        self.receiver = PieceReceiver(turns)
+        self.calls = StageCalls(metrics.items_recomputed, on_reply)
+        self.generate = by_grpc(generate).generate
+        self.chooses_by_prefix = chooses_by_prefix
         self._preprocess = preprocess
-        self._stages = ModelStages(
-            preprocess, generate, by_grpc(generate), self._media, self._receiver, self._calls, chooses_by_prefix
-        )
 
     async def open(self) -> None:
         """Prepares for requests. Call this before the first."""
-        await self._receiver.open()
+        await self.receiver.open()
 
     async def close(self) -> None:
-        await self._receiver.close()
-        await self._media.close()
+        await self.receiver.close()
+        await self.media.close()
 
     def request(self, wanted: PipelineRequest, processor: ProcessorIdentity) -> Request:
-        return Request(self._stages, wanted, processor)
+        return Request(self, wanted, processor)
+
+    async def rendered(
+        self,
+        wanted: PipelineRequest,
+        mm_hashes: Sequence[str],
+        infos: Sequence[ItemInfo],
+        on_pending: Callable[[ObjectRef], None] = lambda ref: None,
+    ) -> ProcessedPrompt:
+        """Returns the prompt from Preprocess. `on_pending` gets a reference to it once the call is sent. Raises
+        CallFailedError."""
+        given = wanted.prompt, list(mm_hashes), wanted.truncation, wanted.context, list(infos)
+        with call_of("preprocess"):
+            _, prompt = await results_of(self._preprocess.render.remote(*given), on_pending)
+        assert isinstance(prompt, ProcessedPrompt)
+        wanted.trace.times.append(prompt.render_time("Preprocess"))
+        wanted.trace.prompt_token_ids = prompt.prompt_token_ids
+        self.calls.on_reply("preprocess")
+        return prompt
 
     async def render(self, wanted: PipelineRequest, processor: ProcessorIdentity) -> tuple[ProcessedPrompt, list[str]]:
         """Returns the engine's input for the request, and each item's modality, without encoding anything."""
-        items = await self._media.load(wanted, processor)
-        infos = await all_or_none([self._media.processed_of(wanted, one) for one in items])
+        items = await self.media.load(wanted, processor)
+        infos = await all_or_none([self.media.processed_of(wanted, one) for one in items])
         mm_hashes = [item.mm_hash for item in items]
-        prompt = await self._calls.send("preprocess", lambda: self._stages.render(wanted, mm_hashes, infos))
+        prompt = await self.calls.send("preprocess", lambda: self.rendered(wanted, mm_hashes, infos))
         return prompt, prompt.placed([info.modality for info in infos])
 
     async def tokenize(self, prompt: ChatPrompt | TextPrompt, *, add_special_tokens: bool) -> list[int]:
         tokenize = self._preprocess.tokenize
-        ids: list[int] = await self._calls.send("preprocess", lambda: tokenize.remote(prompt, add_special_tokens))
+        ids: list[int] = await self.calls.send("preprocess", lambda: tokenize.remote(prompt, add_special_tokens))
         return ids
 
     async def detokenize(self, token_ids: list[int]) -> str:
-        text: str = await self._calls.send("preprocess", lambda: self._preprocess.detokenize.remote(token_ids))
+        text: str = await self.calls.send("preprocess", lambda: self._preprocess.detokenize.remote(token_ids))
         return text

@@ -9,60 +9,30 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ray import ObjectRef
-from ray.serve.handle import DeploymentHandle, DeploymentResponse
+from ray.serve.handle import DeploymentResponse
 
-from raylens.deployments.item_store.item_states import StoredItem
-from raylens.deployments.pipeline.media_items import LoadedItem, MediaItems, all_or_none
-from raylens.deployments.pipeline.piece_receiver import AnswerStream, PieceReceiver
+from raylens.deployments.item_store.item_states import SharedItem
+from raylens.deployments.pipeline.media_items import LoadedItem, all_or_none
+from raylens.deployments.pipeline.piece_receiver import AnswerStream
 from raylens.deployments.pipeline.pipeline_request import PipelineRequest
-from raylens.deployments.ray_internals.handles import objects_of
+from raylens.deployments.ray_internals.references import PackedReference
 from raylens.deployments.routing.prompt_affinity import affinity_of
 from raylens.deployments.stages.generate_job import GenerateJob
 from raylens.deployments.stages.hand_over import ItemEmbeddings
-from raylens.deployments.stages.stage_calls import CallFailedError, StageCalls, call_of, has_result
+from raylens.deployments.stages.stage_calls import CallFailedError, call_of, has_result
 from raylens.deployments.wire.piece_connection import PieceAddress
 from raylens.deployments.wire.stage_messages import GeneratedText, UnrenderedPrompt
 from raylens.preprocess.schema import InvalidRequestError, ItemInfo, ProcessedPrompt, ProcessorIdentity
 
+if TYPE_CHECKING:
+    from raylens.deployments.pipeline.pipeline import Pipeline
+
 _SETTLE_SECONDS = 0.5
 
 ResultT = TypeVar("ResultT")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelStages:
-    """The stages of one model, as requests call them. `generate_text`: `generate`, by gRPC. `chooses_by_prefix`: a
-    prompt goes to the replica of Generate with its cached prefix."""
-
-    preprocess: DeploymentHandle[Any]
-    generate: DeploymentHandle[Any]
-    generate_text: DeploymentHandle[Any]
-    media: MediaItems
-    receiver: PieceReceiver
-    calls: StageCalls
-    chooses_by_prefix: bool
-
-    async def render(
-        self,
-        request: PipelineRequest,
-        mm_hashes: Sequence[str],
-        infos: Sequence[ItemInfo],
-        on_pending: Callable[[ObjectRef], None] = lambda ref: None,
-    ) -> ProcessedPrompt:
-        """Returns the prompt from Preprocess. `on_pending` gets a reference to it once a replica has taken the call.
-        Raises CallFailedError."""
-        with call_of("preprocess"):
-            render = self.preprocess.options(stream=True).render
-            response = render.remote(request.prompt, list(mm_hashes), request.truncation, request.context, *infos)
-            _, prompt = await objects_of(response, 1, on_pending)
-        assert isinstance(prompt, ProcessedPrompt)
-        request.trace.times.append(prompt.render_time("Preprocess"))
-        request.trace.prompt_token_ids = prompt.prompt_token_ids
-        self.calls.on_reply("preprocess")
-        return prompt
 
 
 @dataclass(slots=True)
@@ -71,7 +41,7 @@ class _Item:
     not there yet."""
 
     loaded: LoadedItem
-    stored: StoredItem | None = None
+    stored: SharedItem | None = None
     is_pending: bool = True
 
 
@@ -81,7 +51,7 @@ class Request:
     A failure before the first piece is retried where that can help (`StageCalls.recover`); steps that succeeded keep
     their results."""
 
-    def __init__(self, stages: ModelStages, wanted: PipelineRequest, processor: ProcessorIdentity) -> None:
+    def __init__(self, stages: "Pipeline", wanted: PipelineRequest, processor: ProcessorIdentity) -> None:
         self._wanted = wanted
         self._stages = stages
         self._processor = processor
@@ -93,7 +63,7 @@ class Request:
         """All items' embeddings."""
         self._prompt: asyncio.Task[ProcessedPrompt] | None = None
         self._prompt_ref: ObjectRef | None = None
-        self._handed_over: list[ObjectRef] = []
+        self._handed_over: list[PackedReference] = []
         self._answer: AnswerStream | None = None
 
     async def next(self) -> list[GeneratedText]:
@@ -102,10 +72,9 @@ class Request:
         if self._answer is None:
             self._answer = await self._begin()
         try:
-            with call_of("generate", Exception):
-                pieces = await self._answer.next()
-        except CallFailedError as failed:
-            failed.raise_translated()
+            pieces = await self._answer.next()
+        except BaseException:  # a context manager around each token costs
+            self._fail()
         self._stages.calls.on_reply("generate")
         if self._made is not None and any(piece.finish_reason is not None for piece in pieces):
             # The shards may report an item later than Generate uses it. Its times would be missing.
@@ -113,6 +82,14 @@ class Request:
         for piece in pieces:
             self._wanted.trace.times += piece.times
         return pieces
+
+    def _fail(self) -> NoReturn:
+        """Raises the current error of Generate as one of this application's."""
+        try:
+            with call_of("generate", Exception):
+                raise
+        except CallFailedError as failed:
+            failed.raise_translated()
 
     async def aclose(self) -> None:
         """Cancels unfinished work and releases the items."""
@@ -183,7 +160,7 @@ class Request:
             self._made = self._noted(asyncio.create_task(all_or_none([self._make(item) for item in self._items])))
 
     async def _make(self, item: _Item) -> None:
-        def note(pending: StoredItem) -> None:
+        def note(pending: SharedItem) -> None:
             item.stored = pending
             self._news.set()
 
@@ -212,20 +189,16 @@ class Request:
             self._prompt_ref = ref
             self._news.set()
 
-        rendering = self._stages.render(self._wanted, self._mm_hashes, self._infos, note)
+        rendering = self._stages.rendered(self._wanted, self._mm_hashes, self._infos, note)
         self._prompt = self._noted(asyncio.create_task(rendering))
 
     @contextmanager
     def _generate(self, unrendered: UnrenderedPrompt | None) -> Iterator[AnswerStream]:
         """Calls Generate. An error in the block ends the call."""
         wanted, stages = self._wanted, self._stages
-        prompt: UnrenderedPrompt | ProcessedPrompt | ObjectRef | None = unrendered
-        if self._prompt is not None:
-            # A retry sends the prompt itself: the referenced object may be lost with its node.
-            prompt = self._prompt.result() if has_result(self._prompt) else self._prompt_ref
         self._handed_over = self._embeddings()
         items = [ItemEmbeddings(ref, item.is_pending) for ref, item in zip(self._handed_over, self._items, strict=True)]
-        handle = stages.generate if items or unrendered is None else stages.generate_text
+        handle = stages.generate
         if stages.chooses_by_prefix:
             key, salt = wanted.cache_key, wanted.prefix_salt
             affinity = affinity_of(wanted.prompt, self._mm_hashes, salt=salt, key=key)
@@ -233,6 +206,7 @@ class Request:
         job = partial(
             GenerateJob,
             wanted.request_id,
+            unrendered or self._rendered(),
             wanted.params,
             items,
             context=wanted.context,
@@ -242,7 +216,7 @@ class Request:
         )
 
         def start(address: PieceAddress) -> DeploymentResponse[None]:
-            return handle.generate.remote(prompt, job(address=address))
+            return handle.remote(job(address=address))
 
         with call_of("generate", Exception):
             answer = stages.receiver.call(start, wanted.cache_salt, self._news)
@@ -254,7 +228,7 @@ class Request:
 
     async def _field_of(self, index: int) -> str:
         """Returns the client's name for an item of the prompt."""
-        prompt = self._prompt or self._stages.render(self._wanted, self._mm_hashes, self._infos)
+        prompt = self._prompt or self._stages.rendered(self._wanted, self._mm_hashes, self._infos)
         return (await prompt).placed([item.loaded for item in self._items])[index].source.field
 
     @property
@@ -265,7 +239,14 @@ class Request:
     def _infos(self) -> list[ItemInfo]:
         return [item.stored.info for item in self._items if item.stored is not None]
 
-    def _embeddings(self) -> list[ObjectRef]:
+    def _rendered(self) -> ProcessedPrompt | PackedReference:
+        """Returns the prompt, or a reference if it is pending. A retry has the prompt itself, which may be lost with
+        its node."""
+        assert self._prompt is not None, "a long prompt is rendered first"
+        assert self._prompt_ref is not None
+        return self._prompt.result() if has_result(self._prompt) else PackedReference.of(self._prompt_ref)
+
+    def _embeddings(self) -> list[PackedReference]:
         return [item.stored.ref for item in self._items if item.stored is not None]
 
     def _noted(self, work: "asyncio.Task[ResultT]") -> "asyncio.Task[ResultT]":

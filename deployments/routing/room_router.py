@@ -9,16 +9,18 @@ import math
 import random
 from bisect import insort
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from ray import ObjectRef
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 
-from raylens.deployments.ray_internals.choosing_router import NOT_ASKED, ChoosingRouter
+from raylens.deployments.ray_internals.calls_ahead import NOT_ASKED
+from raylens.deployments.ray_internals.choosing_router import ChoosingRouter
 from raylens.deployments.routing.replica_choice import Load, least_loaded, two_choices
 
 _MAX_AGE_S = 0.5
@@ -67,7 +69,7 @@ class OldestFirstLock:
 
 
 class RoomRouter(ChoosingRouter):
-    """Routes by load; takes `limits` as `request_router_kwargs`.
+    """Routes by load; takes `limits` and `num_results` as `request_router_kwargs`.
 
     Ray's cache of loads forgets calls in flight: a probe's answer replaces the count and omits calls with pending
     arguments. So the router counts its own unfinished calls."""
@@ -81,9 +83,18 @@ class RoomRouter(ChoosingRouter):
         self._may_have_room = asyncio.Event()
         self._probes: dict[ReplicaID, asyncio.Task[Any]] = {}
         self._reported_at: dict[ReplicaID, float] = {}  # also after a failed probe
+        self.replicas: list[RunningReplica] = []
 
-    def initialize_state(self, *, limits: Mapping[str, int] = MappingProxyType({})) -> None:
+    def initialize_state(
+        self, *, limits: Mapping[str, int] = MappingProxyType({}), num_results: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
         self._limits = limits
+        self.num_results = num_results
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        self.replicas = replicas
+        self._reported_at = {known: at for known, at in self._reported_at.items() if known in self.curr_replicas}
 
     def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int | None) -> None:
         """Ray calls this for every call that a replica takes."""
@@ -96,25 +107,18 @@ class RoomRouter(ChoosingRouter):
         self._in_flight -= Counter([replica_id])
         self._may_have_room.set()
 
-    async def choose_replicas(
-        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
-    ) -> list[list[RunningReplica]]:
-        """Returns groups of replicas to try in turn. The least loaded replica of a group gets the call."""
-        replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        loads = {replica_id: self._load(replica, pending_request) for replica_id, replica in replicas.items()}
-        ranked, groups = self.preferences(pending_request.metadata.session_id if pending_request else "", loads)
-        if len(ranked) > 1:
-            # A passed-over replica gets no call that would return a report.
-            passed_over = ranked[: ranked.index(groups[0][0])]
-            outdated = [one for one in groups[0] if self._is_outdated(replicas[one].replica_id)]
-            self._start_probes([replicas[one] for one in passed_over + outdated], 0)
-        return [[replicas[one] for one in group] for group in groups]
-
-    def preferences(self, session_id: str, loads: Mapping[str, Load]) -> tuple[list[str], list[list[str]]]:
-        """Returns the replicas in the call's order of preference regardless of load, and groups of them to try in
-        turn."""
-        shuffled = random.sample(list(loads), len(loads))
-        return shuffled, two_choices(shuffled, loads)
+    def groups(self, pending_request: PendingRequest) -> Iterator[Sequence[RunningReplica]]:
+        """Yields groups of replicas to try in turn. The least loaded replica of a group gets the call. Looks at few of
+        many replicas where these have room."""
+        pair = self.drawn(2)
+        if not any(self.load(one, pending_request).is_full for one in pair):
+            self.probe_outdated(pair)
+            yield pair
+        shuffled = self.drawn(len(self.replicas))
+        groups = two_choices(shuffled, {one: self.load(one, pending_request) for one in shuffled})
+        if groups:
+            self.probe_outdated(groups[0], shuffled[: shuffled.index(groups[0][0])])
+        yield from groups
 
     async def choose(self, pending_request: PendingRequest) -> RunningReplica:
         """Returns the replica for this call; waits behind older calls until one has room.
@@ -130,6 +134,17 @@ class RoomRouter(ChoosingRouter):
                 replica = await self._wait_for_room(pending_request)
         self._in_flight[replica.replica_id] += 1
         return replica
+
+    def drawn(self, number: int) -> list[RunningReplica]:
+        """Returns as many random replicas, or all."""
+        return random.sample(self.replicas, min(number, len(self.replicas)))
+
+    def probe_outdated(self, candidates: Sequence[RunningReplica], passed_over: Sequence[RunningReplica] = ()) -> None:
+        """Probes candidates whose report is outdated, and replicas that are passed over: these get no call that would
+        return a report."""
+        if len(self.replicas) > 1:
+            outdated = [one for one in candidates if self._is_outdated(one.replica_id)]
+            self._start_probes([*passed_over, *outdated], 0)
 
     async def _wait_for_room(self, pending_request: PendingRequest) -> RunningReplica:
         attempt = 0
@@ -151,8 +166,8 @@ class RoomRouter(ChoosingRouter):
         asked: set[ReplicaID] = set()
         while True:
             unasked: list[RunningReplica] = []
-            for group in await self.choose_replicas(list(self.curr_replicas.values()), pending_request):
-                replica = least_loaded({replica: self._load(replica, pending_request) for replica in group})
+            for group in self.groups(pending_request):
+                replica = least_loaded({replica: self.load(replica, pending_request) for replica in group})
                 if replica is not None:
                     return replica
                 unasked = [replica for replica in group if replica.replica_id not in asked]
@@ -163,13 +178,17 @@ class RoomRouter(ChoosingRouter):
             asked.update(replica.replica_id for replica in unasked)
             await asyncio.wait(self._start_probes(unasked, attempt))
 
-    def _load(self, replica: RunningReplica, pending_request: PendingRequest | None) -> Load:
+    def load(self, replica: RunningReplica, pending_request: PendingRequest) -> Load:
         """Returns the replica's load with regard to the call's method."""
-        limit: int = replica.max_ongoing_requests
-        if pending_request is not None:
-            limit = min(limit, self._limits.get(pending_request.metadata.call_method, limit))
+        method, in_flight = pending_request.metadata.call_method, self._in_flight[replica.replica_id]
+        limit: int = min(replica.max_ongoing_requests, self._limits.get(method, replica.max_ongoing_requests))
         reported: int | None = self.replica_queue_len_cache.get(replica.replica_id)
-        return Load(reported, self._in_flight[replica.replica_id], reported is not None and reported >= limit)
+        # A replica does not count calls that wait for their arguments.
+        is_waiting = any(isinstance(one, ObjectRef) for one in pending_request.args)
+        # A replica refuses a call for which it has no room, unless it is not asked.
+        is_unasked = method in self.num_results and not is_waiting
+        num_calls = max(reported or 0, in_flight) if is_unasked else reported or 0
+        return Load(reported, in_flight, is_full=reported is not None and num_calls >= limit)
 
     def _is_outdated(self, replica_id: ReplicaID) -> bool:
         return self.now_s() - self._reported_at.get(replica_id, -math.inf) > _MAX_AGE_S
@@ -184,13 +203,18 @@ class RoomRouter(ChoosingRouter):
 
     def _end_probe(self, replica_id: ReplicaID, probe: asyncio.Task[Any]) -> None:
         del self._probes[replica_id]
-        self._reported_at[replica_id] = self.now_s()
-        self._reported_at = {known: at for known, at in self._reported_at.items() if known in self.curr_replicas}
+        if replica_id in self.curr_replicas:
+            self._reported_at[replica_id] = self.now_s()
 
 
 def room_routing(
-    router: type[RoomRouter] = RoomRouter, *, limits: Mapping[str, int] = MappingProxyType({})
+    router: type[RoomRouter] = RoomRouter,
+    *,
+    limits: Mapping[str, int] = MappingProxyType({}),
+    num_results: Mapping[str, int] = MappingProxyType({}),
 ) -> RequestRouterConfig:
     """Returns a deployment's `request_router_config`. `limits`: by method, the calls of any kind at which a replica
-    gets no further call of this method."""
-    return RequestRouterConfig(request_router_class=router, request_router_kwargs={"limits": dict(limits)})
+    gets no further call of this method. `num_results`: by method of calls ahead, the number of its results, see
+    `results_of`."""
+    settings = {"limits": dict(limits), "num_results": dict(num_results)}
+    return RequestRouterConfig(request_router_class=router, request_router_kwargs=settings)

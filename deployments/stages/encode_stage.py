@@ -1,7 +1,6 @@
 """The Encode deployment: a plain class, wrapped by `deployments/app.py` or created by Generate (`encode.placement`)."""
 
 import logging
-from collections.abc import AsyncGenerator
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
@@ -83,8 +82,9 @@ class Encode(Replica):
 
     async def encode(
         self, request_id: str, modality: str, item: PackedItem, sent_at: float, context: RequestContext
-    ) -> AsyncGenerator[PackedTensor | EmbeddingInfo]:
-        """Yields the embeddings (num_embeds, embedding_size) and an EmbeddingInfo. `sent_at`: wall time of the call."""
+    ) -> tuple[PackedTensor, EmbeddingInfo]:
+        """Returns the embeddings (num_embeds, embedding_size) and an EmbeddingInfo. `sent_at`: wall time of the
+        call."""
         watch = Stopwatch()
         with in_request(context):
             output = await self._encoded(request_id, modality, item, watch)
@@ -100,10 +100,8 @@ class Encode(Replica):
             arrived_at=watch.started_at,
             place=process_name(),
         )
-        yield PackedTensor.pack(output.embeddings)
-        yield info
-        # After the yield, off the critical path.
         self._spans.record(context, info.times, {"raylens.batch_size": output.batch_size})
+        return PackedTensor.pack(output.embeddings), info
 
     async def _encoded(self, request_id: str, modality: str, item: PackedItem, watch: Stopwatch) -> "EncodeOutput":
         """Raises the item's error if it cannot be encoded. `watch` started when the item arrived."""

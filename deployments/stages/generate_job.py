@@ -1,22 +1,24 @@
-"""A call of Generate, but for its prompt."""
+"""A call of Generate."""
 
 from dataclasses import dataclass
 
+from raylens.deployments.ray_internals.references import PackedReference
 from raylens.deployments.request_context import RequestContext
 from raylens.deployments.stages.hand_over import ItemEmbeddings
 from raylens.deployments.wire.piece_connection import PieceAddress
+from raylens.deployments.wire.stage_messages import UnrenderedPrompt
 from raylens.llm.sampling.params import SamplingParams
+from raylens.preprocess.schema import ProcessedPrompt
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateJob:
-    """One object, because Ray serializes each argument of a call for itself. The prompt is an argument of its own: Ray
-    waits for a pending one.
-
+    """`prompt`: Generate renders an unrendered one. A reference is to a prompt that Preprocess renders meanwhile.
     `items`: references to the embeddings of the request's items, in its order. `address`: destination of the answers.
     Jobs of different `cache_salt` share no prefix. Jobs of a lower `priority` run first. `adapter`: a LoRA's name."""
 
     request_id: str
+    prompt: UnrenderedPrompt | ProcessedPrompt | PackedReference
     params: SamplingParams
     items: list[ItemEmbeddings]
     address: PieceAddress

@@ -3,15 +3,15 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from raylens.deployments.config import AppConfig
 from raylens.deployments.metrics.definitions import GenerateMetrics
+from raylens.deployments.ray_internals.references import PackedReference
 from raylens.deployments.replica_start import Replica, start_replica
 from raylens.deployments.request_context import RequestContext, in_request
 from raylens.deployments.routing.work_scaling import CALLS
@@ -21,7 +21,7 @@ from raylens.deployments.stages.encode_stage import Encode
 from raylens.deployments.stages.engine_loop import EngineLoop
 from raylens.deployments.stages.generate_job import GenerateJob
 from raylens.deployments.stages.generate_ranks import RankActors
-from raylens.deployments.stages.hand_over import HandOver
+from raylens.deployments.stages.hand_over import HandOver, received_prompt
 from raylens.deployments.stages.memory_turn import memory_turn
 from raylens.deployments.stages.pieces import AnswerSender, PieceMaker
 from raylens.deployments.stages.preprocess_stage import load_model_processor, rendered
@@ -107,19 +107,17 @@ class Generate(Replica):
         if ranks is not None and self._loop.close():
             ranks.stop()
 
-    async def generate(self, prompt: ProcessedPrompt | UnrenderedPrompt, job: GenerateJob) -> None:
+    async def generate(self, job: GenerateJob) -> None:
         """Renders an unrendered prompt and sends the answers to `job.address`, the first token at once. Returns when
         all pieces are sent. Computes the prompt up to the first pending item until its embeddings arrive.
 
-        Raises EmbeddingsLostError, LoraError for a broken adapter, InvalidRequestError for a removed one."""
+        Raises PromptLostError, EmbeddingsLostError, LoraError for a broken adapter, InvalidRequestError for a removed
+        one."""
         params = job.params
         with in_request(job.context), self._spans.span("generate", job.context) as span:
             lora = None if job.adapter is None else await self._find_adapter(job.adapter)
             connection = await self._connections.to(job.address.ingress)
-            times: list[StageTime] = []
-            if isinstance(prompt, UnrenderedPrompt):
-                prompt = await self._rendered(prompt)
-                times.append(prompt.render_time(process_name()))
+            prompt, times = await self._rendered(job.prompt)
             items = prompt.placed(job.items)
             hand_over = HandOver(
                 items, prompt.rendered_at, self._metrics.remote_bytes.inc, self._engine.stage_embeddings
@@ -167,10 +165,17 @@ class Generate(Replica):
             await asyncio.to_thread(pieces_of.prepare)
         return pieces_of
 
-    async def _rendered(self, unrendered: UnrenderedPrompt) -> ProcessedPrompt:
-        """Raises InvalidRequestError, see `rendered`."""
-        parts = unrendered.prompt, unrendered.items, unrendered.mm_hashes, unrendered.truncation
-        return await asyncio.get_running_loop().run_in_executor(self._prompt_thread, rendered, self._prompts, *parts)
+    async def _rendered(
+        self, given: UnrenderedPrompt | ProcessedPrompt | PackedReference
+    ) -> tuple[ProcessedPrompt, list[StageTime]]:
+        """Returns the prompt, and the times of rendering it here. Raises PromptLostError, and InvalidRequestError, see
+        `rendered`."""
+        if isinstance(given, UnrenderedPrompt):
+            parts = given.prompt, given.items, given.mm_hashes, given.truncation
+            loop = asyncio.get_running_loop()
+            prompt = await loop.run_in_executor(self._prompt_thread, rendered, self._prompts, *parts)
+            return prompt, [prompt.render_time(process_name())]
+        return (given if isinstance(given, ProcessedPrompt) else await received_prompt(given)), []
 
     async def _find_adapter(self, name: str) -> LoraRequest:
         if self._adapters is None:
@@ -193,14 +198,11 @@ class Generate(Replica):
 
     async def encode(
         self, request_id: str, modality: str, item: PackedItem, sent_at: float, context: RequestContext
-    ) -> AsyncGenerator[PackedTensor | EmbeddingInfo]:
+    ) -> tuple[PackedTensor, EmbeddingInfo]:
         """See `Encode.encode`. Not called if `encode.placement` is `separate`."""
         assert self._encoder is not None
-        async with aclosing(self._encoder.encode(request_id, modality, item, sent_at, context)) as objects:
-            async for one in objects:
-                if isinstance(one, EmbeddingInfo):
-                    one = replace(one, num_decoding=self._engine.stats.num_running)
-                yield one
+        embeddings, info = await self._encoder.encode(request_id, modality, item, sent_at, context)
+        return embeddings, replace(info, num_decoding=self._engine.stats.num_running)
 
     async def heartbeat(self) -> Heartbeat:
         encoder = Heartbeat() if self._encoder is None else await self._encoder.heartbeat()

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ray import ObjectRef
-
+from raylens.deployments.ray_internals.references import PackedReference
 from raylens.deployments.server_log import process_name
 from raylens.deployments.wire.tensor_wire import PackedTensor
-from raylens.preprocess.schema import StageTime
+from raylens.preprocess.schema import ProcessedPrompt, StageTime
 
 if TYPE_CHECKING:
     import torch
@@ -24,11 +23,25 @@ class EmbeddingsLostError(RuntimeError):
     """An item's embeddings did not arrive: the encoding replica failed, or the node that held them is gone."""
 
 
+class PromptLostError(RuntimeError):
+    """A long prompt did not arrive: Preprocess failed, or the ingress or the node that held the prompt is gone."""
+
+
+async def received_prompt(ref: PackedReference) -> ProcessedPrompt:
+    """Returns the prompt that Preprocess renders. Raises PromptLostError."""
+    try:
+        prompt: ProcessedPrompt = await ref.unpack()
+    except Exception as error:
+        # The ingress gets the error from its own call of Preprocess. Chained here, this one would arrive wrapped.
+        raise PromptLostError(type(error).__name__) from None
+    return prompt
+
+
 @dataclass(frozen=True, slots=True)
 class ItemEmbeddings:
-    """Wraps a reference to a PackedTensor, for which Ray would delay a call. `is_pending`: Encode is computing it."""
+    """A reference to a PackedTensor. `is_pending`: Encode is computing it."""
 
-    ref: ObjectRef
+    ref: PackedReference
     is_pending: bool
 
 
@@ -67,7 +80,7 @@ class HandOver:
 
     async def _receive(self, index: int) -> "torch.Tensor":
         try:
-            packed: PackedTensor = await self.items[index].ref
+            packed: PackedTensor = await self.items[index].ref.unpack()
         except Exception as error:
             # The ingress gets the error from its own call of Encode. Chained here, this one would arrive wrapped.
             raise EmbeddingsLostError(f"item {index}: {type(error).__name__}") from None

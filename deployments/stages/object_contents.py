@@ -6,15 +6,22 @@ import numpy as np
 import ray
 from ray import ObjectRef
 
-IN_MESSAGE_BYTES = 2**15  # the largest content inside a message; a larger message would delay others
+from raylens.deployments.ray_internals.references import PackedReference
+
+IN_MESSAGE_BYTES = 2**16
+"""The largest content inside a message. A larger message would delay others, and Ray copies larger arguments twice."""
 
 
-async def sent(content: bytes) -> bytes | ObjectRef:
-    """Returns the content, or a reference that the sender must keep until the receiver has the content."""
+async def stored(content: bytes) -> bytes | ObjectRef:
+    """Returns the content, or a reference. The sender must keep the reference until the receiver has the content."""
     if len(content) <= IN_MESSAGE_BYTES:
         return content
     return await asyncio.to_thread(ray.put, np.frombuffer(content, np.uint8))
 
 
-async def received(content: bytes | ObjectRef) -> bytes:
-    return (await content).tobytes() if isinstance(content, ObjectRef) else content
+def sent(content: bytes | ObjectRef) -> bytes | PackedReference:
+    return PackedReference.of(content) if isinstance(content, ObjectRef) else content
+
+
+async def received(content: bytes | PackedReference) -> bytes:
+    return (await content.unpack()).tobytes() if isinstance(content, PackedReference) else content

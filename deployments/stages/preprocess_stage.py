@@ -3,7 +3,7 @@
 Only a replica imports the library, so the controller and the ingress never load torch."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -52,11 +52,9 @@ class Preprocess(Replica):
         self._report_regularly(self._report)
         process_setup.skip_startup_objects()
 
-    async def process_item(self, job: ItemJob) -> AsyncGenerator[PackedItem | PackedTensor | schema.ItemInfo]:
-        """Yields the item's tensors, or the embeddings that the client sent, and the ItemInfo."""
-        watch = schema.Stopwatch()
-        # The block ends before the first yield: a generator dropped there would keep counting until it is collected.
-        status = "error"
+    async def process_item(self, job: ItemJob) -> tuple[PackedItem | PackedTensor, schema.ItemInfo]:
+        """Returns the item's tensors, or the embeddings that the client sent, and the ItemInfo."""
+        watch, status = schema.Stopwatch(), "error"
         try:
             with self._pending.call(CALL_PIXELS + job.num_pixels), in_request(job.context):
                 content = await received(job.content)
@@ -66,9 +64,8 @@ class Preprocess(Replica):
         finally:
             self._metrics.items_total.inc(modality=job.modality, status=status)
         packed = {name: PackedTensor.pack(tensor) for name, tensor in tensors.items()}
-        yield packed["embeddings"] if info.is_encoded else packed
-        yield info
-        self._spans.record(job.context, info.times)  # after the yield, off the critical path
+        self._spans.record(job.context, info.times)
+        return packed["embeddings"] if info.is_encoded else packed, info
 
     def _process(
         self, job: ItemJob, content: bytes, watch: schema.Stopwatch
@@ -90,14 +87,14 @@ class Preprocess(Replica):
         mm_hashes: list[str],
         truncation: schema.PromptTruncation | None,
         context: RequestContext,
-        *items: schema.ItemInfo,
-    ) -> AsyncGenerator[schema.ProcessedPrompt]:
-        """Yields the result of `PromptRenderer.render`. Ray resolves references among `items` before the call."""
+        items: Sequence[schema.ItemInfo],
+    ) -> schema.ProcessedPrompt:
+        """Returns the result of `PromptRenderer.render`."""
         prompts = self._processor.prompts
         with in_request(context):
             made = await self._on_prompt_thread(lambda: rendered(prompts, prompt, items, mm_hashes, truncation))
-        yield made
         self._spans.record(context, [made.render_time(process_name())])
+        return made
 
     async def tokenize(self, prompt: schema.ChatPrompt | schema.TextPrompt, add_special_tokens: bool) -> list[int]:
         prompts = self._processor.prompts

@@ -13,7 +13,7 @@ from ray.serve.handle import DeploymentHandle
 
 from raylens.deployments.metrics.instruments import Counter
 from raylens.deployments.stages.engine_loop import EngineDiedError
-from raylens.deployments.stages.hand_over import EmbeddingsLostError
+from raylens.deployments.stages.hand_over import EmbeddingsLostError, PromptLostError
 from raylens.deployments.wire.piece_connection import PiecesLostError
 from raylens.llm.lora.request import LoraError
 from raylens.preprocess.schema import ChatTemplateError, InvalidRequestError
@@ -25,7 +25,8 @@ ResultT = TypeVar("ResultT")
 # Serve raises RayServeException for a missing replica, a full queue, or the failure of a call that this one needs.
 CALL_ERRORS = (RayError, RayServeException)
 _LOSSES = (ObjectLostError, EmbeddingsLostError)
-_ENDS = (EngineDiedError, PiecesLostError)  # the replica cannot continue; another one can take its calls
+# The replica cannot continue, or could not start; another call can.
+_ENDS = (EngineDiedError, PiecesLostError, PromptLostError)
 MAX_ATTEMPTS = 4
 
 Remedy = Callable[[], Awaitable[None]]

@@ -1,15 +1,13 @@
 """Messages between the ingress and the stages, besides tensors.
 
-A stage yields two objects: first the tensors, then their description, which proves that they are complete. The caller
-forwards a reference to the tensors, possibly unresolved, and reads the description only. The caller owns both, so they
-outlive the replica."""
+A stage returns two objects: the tensors and their description. The caller forwards a reference to the tensors,
+possibly pending, and reads the description only. The caller owns both, so they outlive the replica."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ray import ObjectRef
-
+from raylens.deployments.ray_internals.references import PackedReference
 from raylens.deployments.request_context import NO_REQUEST, RequestContext
 from raylens.preprocess.schema import ItemInfo, ProcessorIdentity, Prompt, PromptTruncation, StageTime, ToolCallFormat
 
@@ -48,7 +46,7 @@ class ItemJob:
     originating request."""
 
     modality: str
-    content: bytes | ObjectRef
+    content: bytes | PackedReference
     num_pixels: int
     num_in_prompt: int
     options: dict[str, Any]

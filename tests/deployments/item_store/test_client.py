@@ -3,23 +3,33 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from raylens.deployments.item_store import client as shards
-from raylens.deployments.item_store.client import ShardConnection, ShardLostError, Shards
+from raylens.deployments.item_store.client import OnPending, ShardConnection, ShardLostError, Shards
 from raylens.deployments.item_store.codec import pack, read
-from raylens.deployments.item_store.item_states import ItemTrace, OnPending
-from raylens.deployments.item_store.messages import FROM_INGRESS, CallMethod, Made, Result
+from raylens.deployments.item_store.item_states import ItemOrder, ItemTrace, SharedItem
+from raylens.deployments.item_store.messages import FROM_INGRESS, Ask, CallMethod, Made, Result
+from raylens.deployments.item_store.shared_items import SharedItems
+from raylens.deployments.ray_internals.references import PackedReference
+from raylens.deployments.request_context import NO_REQUEST
 from raylens.deployments.wire.private_port import PortAddress, PrivatePort, Reader, Writer, frame
+from raylens.preprocess.schema import ItemExpansion, ItemInfo, PlaceholderRange
 from tests.waiting import until
 
+INFO = ItemInfo("image", ItemExpansion(np.zeros(1, np.int32), PlaceholderRange(0, 1)), 10)
 RUBBISH = {
     "not a message": frame(b"rubbish"),
     "a message of 4294967295 bytes": b"\xff\xff\xff\xff",
     "a CallMethod, which this end is not sent": pack(CallMethod(0, "file", [])),
 }
+
+
+MADE = Made(0, SharedItem(INFO, PackedReference(b"id", b"owner", b"state")), ItemTrace())
 
 
 class Shard:
@@ -34,9 +44,9 @@ class Shard:
         number, self.num_connections = self.num_connections, self.num_connections + 1
         while True:
             message = await read(reader, FROM_INGRESS)
-            if isinstance(message, CallMethod):
-                answer = pack(Result(message.number, message.arguments))
-                writer.write(self._rubbish[number] if number < len(self._rubbish) else answer)
+            if isinstance(message, CallMethod | Ask):
+                answer = MADE if isinstance(message, Ask) else Result(message.number, message.arguments)
+                writer.write(self._rubbish[number] if number < len(self._rubbish) else pack(answer))
 
 
 class Handle:
@@ -93,7 +103,17 @@ async def test_an_error_in_what_a_message_does_is_logged_and_ends_its_connection
         with pytest.raises(ShardLostError):
             await asyncio.wait_for(ask(await found.nearest("key"), 1), 10)
         assert await asyncio.wait_for(ask(await found.nearest("key"), 2), 10) == [2]
-    assert "KeyError" in caplog.text
+    assert "never described" in caplog.text
+
+
+async def test_an_order_is_sent_again_when_its_shard_is_lost() -> None:
+    again: Any = SimpleNamespace(noted=[], inc=lambda **tags: again.noted.append(tags))
+    order = ItemOrder(NO_REQUEST, "r", "", "hash", "image", b"content", 1, 1, {}, False)
+    async with connected(RUBBISH["not a message"]) as (shard, found):
+        item, _ = await asyncio.wait_for(SharedItems(found, again).processed_of(order), 10)
+        assert shard.num_connections == 2
+    assert item.ref.object_id == b"id"
+    assert again.noted == [{"stage": "shared", "reason": "ShardLostError"}]
 
 
 @pytest.mark.long

@@ -79,7 +79,7 @@ MESSAGES = PLAIN_MESSAGES | st.one_of(
     st.builds(Made, NUMBERS, st.none(), st.builds(ItemTrace, made_for=TEXTS)),
 )
 """Of every kind, but for references, which need Ray."""
-TUPLE = 2
+ARRAY, TUPLE, INTEGER = range(3)
 EXPANSION = ItemExpansion(np.arange(3, dtype=np.int32), PlaceholderRange(0, 3), "before", "after")
 
 
@@ -200,7 +200,7 @@ def test_objects_within_each_other_are_bounded(depth: int) -> None:
         msgpack.packb([1, 2]),
         b"\x91" * 100_000,
         b"\xdd\xff\xff\xff\xff",
-        msgpack.packb(msgpack.ExtType(3, b"9" * 100_000)),
+        msgpack.packb(msgpack.ExtType(INTEGER, b"9" * 100_000)),
     ],
     ids=["an unknown kind", "a negative kind", "a list", "lists within lists", "four billion items", "a huge number"],
 )
@@ -233,6 +233,6 @@ def test_a_field_of_another_type_is_refused_before_it_does_harm(message: Any) ->
 
 def test_no_array_holds_objects() -> None:
     array = msgpack.packb(["|O", [1], b"\0" * 8])
-    body = msgpack.packb(msgpack.ExtType(1, array))
+    body = msgpack.packb(msgpack.ExtType(ARRAY, array))
     with pytest.raises(MalformedMessageError, match="ValueError"):
         read_bytes(body)

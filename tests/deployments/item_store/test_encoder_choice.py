@@ -2,6 +2,7 @@
 
 import time
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ class Places:
     """Generate, and an Encode that may rest."""
 
     def __init__(self, *, has_encode: bool = True) -> None:
-        handle: Any = None
+        handle: Any = SimpleNamespace(encode=None)
         self.has_encode = has_encode
         self.generate = EncoderPlace("generate", handle, lambda: True)
         self.encode = EncoderPlace("encode", handle, lambda: self.has_encode)

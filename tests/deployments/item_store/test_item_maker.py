@@ -14,11 +14,12 @@ from raylens.deployments.config import SharedConfig
 from raylens.deployments.item_store.item_maker import ItemMaker
 from raylens.deployments.item_store.item_states import ContentMissingError, ItemOrder, ItemTrace, MadeItem, StoredItem
 from raylens.deployments.metrics.definitions import ItemMetrics
+from raylens.deployments.ray_internals.references import PackedReference
 from raylens.deployments.request_context import RequestContext
 from raylens.deployments.stages.stage_calls import StageCalls, StageHandles, StageUnavailableError
 from raylens.deployments.tracing.spans import Spans
 from raylens.preprocess.schema import InvalidRequestError, StageTime
-from tests.deployments.pipeline.stand_in_stages import Fate, StandInStages, lost, stage_error
+from tests.deployments.pipeline.stand_in_stages import Fate, StandInStages, lost, packed, stage_error
 from tests.virtual_time import in_virtual_time
 
 SUFFIXES = ("", "-second")
@@ -32,8 +33,7 @@ def stage(name: str) -> Any:
     def call(*_: object) -> None:
         raise CalledError(name)
 
-    methods = SimpleNamespace(process_item=SimpleNamespace(remote=call))
-    return SimpleNamespace(options=lambda **_: methods)
+    return SimpleNamespace(process_item=SimpleNamespace(remote=call))
 
 
 def maker() -> ItemMaker:
@@ -98,6 +98,17 @@ async def test_who_joins_work_after_another_s_failure_is_told_whose_it_is() -> N
         await first
     third = await maker.embeddings_of(named("c"), lambda _: None)
     assert [one.trace.origin for one in (await second, third)] == ["", "made for request b"]
+
+
+def test_only_the_lost_embeddings_are_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PackedReference, "of", packed)
+    made, (old, new) = maker(), list[Any](["old", "new"])
+    nothing: Any = None
+    made.embeddings._keep("hash", StoredItem(nothing, new), 1)
+    made.evict("hash", old)
+    assert made.embeddings.peek("hash") is not None, "it was made again since"
+    made.evict("hash", new)
+    assert made.embeddings.peek("hash") is None
 
 
 @dataclass(frozen=True)

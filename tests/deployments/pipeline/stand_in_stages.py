@@ -20,10 +20,10 @@ from raylens.deployments.pipeline.pipeline import Pipeline
 from raylens.deployments.pipeline.pipeline_request import PipelineRequest
 from raylens.deployments.pipeline.turns import Turns
 from raylens.deployments.stages.generate_job import GenerateJob
-from raylens.deployments.stages.hand_over import EmbeddingsLostError, ItemEmbeddings
+from raylens.deployments.stages.hand_over import EmbeddingsLostError, received_prompt
 from raylens.deployments.stages.stage_calls import StageCalls, StageHandles
 from raylens.deployments.tracing.spans import Spans
-from raylens.deployments.wire.piece_connection import PieceAddress, PieceConnections
+from raylens.deployments.wire.piece_connection import PieceConnections
 from raylens.deployments.wire.stage_messages import EmbeddingInfo, GeneratedText
 from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.data_url import data_url
@@ -67,9 +67,17 @@ class Reference:
     def __await__(self) -> Generator[Any, None, Any]:
         return asyncio.shield(self.object).__await__()
 
+    def unpack(self) -> "Reference":
+        return self
+
     def fail(self, error: Exception) -> None:
         self.object.set_exception(error)
         self.object.exception()  # not every reference is read
+
+
+def packed(ref: Any) -> Any:
+    """Stands in for `PackedReference.of`. A stand-in for a reference is its own packed form."""
+    return ref
 
 
 async def arrived(arguments: Sequence[Any]) -> list[Any]:
@@ -83,26 +91,27 @@ async def arrived(arguments: Sequence[Any]) -> list[Any]:
         raise stage_error(error) from None
 
 
-class Objects:
-    """A stage's response: objects of which the caller reads the last. The call is made when its arguments are there,
-    and ends when it may."""
+class Results:
+    """A stage's response: `number` results of which the caller reads the last. The call is made when its arguments are
+    there, and ends when it may."""
 
-    def __init__(self, fate: Fate, last: Any, may_end: asyncio.Event, *arguments: Any) -> None:
+    def __init__(self, fate: Fate, number: int, last: Any, may_end: asyncio.Event, *arguments: Any) -> None:
         self._fate, self._last, self._may_end, self._arguments = fate, last, may_end, arguments
+        self._number = number
         self.is_cancelled = False
 
-    async def _to_object_ref_gen(self) -> Any:
+    async def _fetch_future_result_async(self) -> Any:
         await arrived(self._arguments)
         if self._fate == "dies before":
             raise ActorDiedError
         if self._fate == "cancelled before":
             raise asyncio.CancelledError
+        self.refs = [Reference() for _ in range(self._number)]
+        self._end = asyncio.get_running_loop().create_task(self._settle(self.refs))
         return self
 
-    def _get_next_ref_n(self, count: int) -> list[Any]:
-        refs = [Reference() for _ in range(count)]
-        self._end = asyncio.get_running_loop().create_task(self._settle(refs))
-        return refs
+    async def get_async(self) -> Any:
+        return await self.refs[-1]
 
     async def _settle(self, refs: list[Reference]) -> None:
         await self._may_end.wait()
@@ -117,25 +126,23 @@ class Objects:
             else:
                 ref.object.set_result(self._last)
 
-    def _consume_next_ref_n(self, count: int) -> None:
-        pass
-
     def cancel(self) -> None:
         self.is_cancelled = True
 
 
 class Generation:
-    """A response of Generate. The call is made when its prompt is there; it reads its embeddings, then sends pieces."""
+    """A response of Generate. It reads its prompt and its embeddings, then sends pieces."""
 
-    def __init__(self, fate: Fate, prompt: Any, embeddings: list[ItemEmbeddings], address: PieceAddress) -> None:
-        self._fate, self._prompt, self._embeddings, self._address = fate, prompt, embeddings, address
+    def __init__(self, fate: Fate, job: GenerateJob) -> None:
+        self._fate, self._prompt, self._embeddings, self._address = fate, job.prompt, job.items, job.address
         self.is_cancelled = False
 
     def __await__(self) -> Generator[Any, None, None]:
         return self._run().__await__()
 
     async def _run(self) -> None:
-        await arrived([self._prompt])
+        if isinstance(self._prompt, Reference):
+            await received_prompt(self._prompt)  # type: ignore[arg-type]
         connections = PieceConnections()
         try:
             connection = await connections.to(self._address.ingress)
@@ -151,7 +158,7 @@ class Generation:
             raise asyncio.CancelledError
         for index, item in enumerate(self._embeddings):
             try:
-                await item.ref
+                await item.ref.unpack()
             except Exception as error:
                 raise stage_error(EmbeddingsLostError(f"item {index}: {type(error).__name__}")) from None
         if isinstance(self._fate, Exception):
@@ -204,21 +211,21 @@ class StandInStages:
 
     def _process(self, *_: Any) -> Any:
         info = ItemInfo("image", ItemExpansion(np.zeros(1, np.int32), PlaceholderRange(0, 1)), 10)
-        return self._keep(Objects(self._next("preprocess"), info, self.may_process))
+        return self._keep(Results(self._next("preprocess"), 2, info, self.may_process))
 
     def _encode(self, item_id: str, modality: str, item: Any, sent_at: float, context: Any) -> Any:
-        return self._keep(Objects(self._next("encode"), EmbeddingInfo(10, 0.0, 0.0, 0.0), self.may_end, item))
+        return self._keep(Results(self._next("encode"), 2, EmbeddingInfo(10, 0.0, 0.0, 0.0), self.may_end, item))
 
-    def _generate(self, prompt: Any, job: GenerateJob) -> Any:
+    def _generate(self, job: GenerateJob) -> Any:
         self.handed_over.append([item.is_pending for item in job.items])
-        self.prompts.append(prompt)
-        return self._keep(Generation(self._next("generate"), prompt, job.items, job.address))
+        self.prompts.append(job.prompt)
+        return self._keep(Generation(self._next("generate"), job))
 
-    def _render(self, prompt: Any, mm_hashes: list[str], truncation: Any, context: Any, *infos: Any) -> Any:
+    def _render(self, prompt: Any, mm_hashes: list[str], truncation: Any, context: Any, infos: list[Any]) -> Any:
         self.num_renderings += 1
         rendered = ProcessedPrompt([1], [], mm_hashes, render_seconds=0.25)
         assert all(isinstance(info, ItemInfo) for info in infos)
-        return Objects(self._fate("render"), rendered, self.may_render)
+        return Results(self._fate("render"), 1, rendered, self.may_render)
 
     def maker(self) -> ItemMaker:
         encode = _handle(encode=self._encode)

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from raylens.deployments.item_store.item_states import ItemOrder, MadeItem, OnPending
+from raylens.deployments.item_store.client import OnPending
+from raylens.deployments.item_store.item_states import ItemOrder, ItemTrace, SharedItem
 from raylens.deployments.pipeline.merged_answers import MergedAnswers
 from raylens.deployments.pipeline.pipeline_request import seconds_by_stage
 from raylens.deployments.stages.engine_loop import EngineDiedError
+from raylens.deployments.stages.hand_over import PromptLostError
 from raylens.deployments.stages.stage_calls import StageFailedError, StageUnavailableError
 from raylens.deployments.wire.stage_messages import GeneratedText, UnrenderedPrompt
 from raylens.preprocess.schema import ChatPrompt, InvalidRequestError, ProcessedPrompt
@@ -20,7 +22,7 @@ from tests.deployments.pipeline.local_items import LocalItems
 from tests.deployments.pipeline.stand_in_stages import (
     PROCESSOR,
     Fate,
-    Objects,
+    Results,
     StandInStages,
     answer,
     ask,
@@ -153,6 +155,16 @@ async def test_generate_gets_the_prompt_itself_when_it_is_called_again() -> None
     assert [isinstance(prompt, ProcessedPrompt) for prompt in stages.prompts] == [False, True]
 
 
+async def test_generate_is_called_again_when_the_prompt_does_not_reach_it() -> None:
+    stages = StandInStages(generate=[stage_error(PromptLostError("OwnerDiedError"))])
+    stages.may_render.clear()
+    task = asyncio.create_task(ask(stages, request(0, is_rendered=True)))
+    await until(lambda: len(stages.prompts) == 1)
+    stages.may_render.set()
+    assert await task == "red"
+    assert (stages.calls, stages.num_renderings) == ([G, G], 1)
+
+
 @pytest.mark.parametrize("has_begun", [True, False])
 async def test_a_prompt_that_is_refused_ends_the_request_while_its_items_are_encoded(has_begun: bool) -> None:
     """Also where Generate has been called with a reference to the prompt, and fails for want of it."""
@@ -221,7 +233,9 @@ async def test_items_are_given_back_at_the_end_the_lost_ones_too(monkeypatch: py
     given_back: list[str] = []
     made = LocalItems.embeddings_of
 
-    async def kept(items: LocalItems, order: ItemOrder, on_pending: OnPending, pins: ExitStack) -> MadeItem:
+    async def kept(
+        items: LocalItems, order: ItemOrder, on_pending: OnPending, pins: ExitStack
+    ) -> tuple[SharedItem, ItemTrace]:
         pins.callback(given_back.append, order.mm_hash)
         return await made(items, order, on_pending, pins)
 
@@ -251,8 +265,8 @@ async def test_what_generate_refuses_of_an_item_has_the_clients_name(monkeypatch
     refusal = stage_error(InvalidRequestError("of another width", field="messages", item=0))
     stages = StandInStages(generate=[refusal])
 
-    def render(prompt: object, mm_hashes: list[str], truncation: object, *infos: object) -> Objects:
-        return Objects("works", ProcessedPrompt([1], [], mm_hashes, item_order=[1, 0]), stages.may_render, *infos)
+    def render(prompt: object, mm_hashes: list[str], *_: object) -> Results:
+        return Results("works", 1, ProcessedPrompt([1], [], mm_hashes, item_order=[1, 0]), stages.may_render)
 
     monkeypatch.setattr(stages, "_render", render)
     with pytest.raises(InvalidRequestError) as caught:

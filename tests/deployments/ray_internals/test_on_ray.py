@@ -3,8 +3,7 @@
 import asyncio
 import os
 import threading
-import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 
 from raylens.deployments.launch.app_lifetime import end_app
 from raylens.deployments.ray_internals.driver import _VITAL, ended_vital_process
-from raylens.deployments.ray_internals.handles import by_grpc, has_running_replica, objects_of, route_on_this_loop
+from raylens.deployments.ray_internals.handles import by_grpc, has_running_replica, route_on_this_loop
 from raylens.deployments.ray_internals.serve_client import begin_deletion, running_http_options
 from raylens.deployments.session_folder import session_folder
 from tests.replicas import children
@@ -27,11 +26,6 @@ TIMEOUT = 30.0
 class Worker:
     async def pid(self) -> int:
         return os.getpid()
-
-    async def two(self, seconds: float) -> AsyncGenerator[str]:
-        await asyncio.sleep(seconds)
-        yield "tensors"
-        yield "info"
 
 
 class Caller:
@@ -57,17 +51,6 @@ class Caller:
     async def threads(self) -> list[str]:
         await self._worker.pid.remote()
         return [thread.name for thread in threading.enumerate()]
-
-    async def objects(self, seconds: float) -> tuple[str, str, float]:
-        """Returns what a call of two objects yields, and after how many seconds there were references to both."""
-        started, referred = time.monotonic(), 0.0
-
-        def note(*refs: ray.ObjectRef) -> None:
-            nonlocal referred
-            referred = time.monotonic() - started
-
-        refs, info = await objects_of(self._worker.options(stream=True).two.remote(seconds), 2, note)
-        return await refs[0], info, referred
 
     def session_folder(self) -> str:
         return str(session_folder())
@@ -100,12 +83,6 @@ def test_calls_by_grpc_and_by_reference_go_through_one_router(caller: Deployment
 
 def test_calls_are_routed_on_the_caller_s_loop(caller: DeploymentHandle[Any]) -> None:
     assert not [name for name in asked(caller, "threads") if "_run_router_event_loop" in name]
-
-
-def test_references_to_objects_come_before_the_objects(caller: DeploymentHandle[Any]) -> None:
-    tensors, info, referred = caller.objects.remote(2.0).result(timeout_s=TIMEOUT)
-    assert (tensors, info) == ("tensors", "info")
-    assert referred < 1.0
 
 
 def test_replicas_and_the_driver_have_one_session_folder(caller: DeploymentHandle[Any]) -> None:

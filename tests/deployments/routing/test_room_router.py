@@ -12,13 +12,15 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from ray import serve
+from ray import ObjectRef, serve
 from ray.exceptions import RayError
 from ray.serve.config import AutoscalingConfig
 from ray.serve.exceptions import RequestCancelledError
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from raylens.deployments.cluster.ray_session import ray_session
+from raylens.deployments.ray_internals.calls_ahead import results_of
+from raylens.deployments.ray_internals.handles import route_on_this_loop
 from raylens.deployments.routing.room_router import OldestFirstLock, room_routing
 from tests.made_up_router import MAX_ONGOING, Router
 from tests.waiting import wait_until
@@ -206,9 +208,21 @@ async def test_calls_without_a_limit_go_past_those_that_wait_for_theirs() -> Non
     assert await asyncio.wait_for(waiting, 5) is busy[0]
 
 
+async def test_calls_without_a_question_wait_for_room_by_the_router_s_own_count() -> None:
+    made_up = Router("ab")
+    made_up.router.num_results = {"who": 2}
+    sent = [await made_up.send_ahead() for _ in range(2 * MAX_ONGOING)]
+    assert Counter(sent) == dict.fromkeys(made_up.replicas.values(), MAX_ONGOING)
+    waiting = asyncio.create_task(made_up.send_ahead())
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    made_up.end(sent[0])
+    assert await asyncio.wait_for(waiting, 5) is sent[0]
+
+
 async def test_an_error_of_the_choice_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     made_up = Router()
-    monkeypatch.setattr(made_up.router, "choose_replicas", lambda *_: 1 / 0)
+    monkeypatch.setattr(made_up.router, "groups", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         await asyncio.wait_for(made_up.send(), 5)
 
@@ -227,8 +241,8 @@ class Worker:
     async def who_after(self, argument: str) -> str:
         return await self.who()
 
-    async def stream_after(self, argument: str) -> AsyncGenerator[str]:
-        yield argument
+    async def two_after(self, argument: str) -> tuple[str, str]:
+        return argument, "info"
 
     async def stream(self, num_items: int) -> AsyncGenerator[str]:
         for _ in range(num_items):
@@ -251,6 +265,7 @@ class Caller:
 
     def __init__(self, worker: DeploymentHandle[Any], pair: DeploymentHandle[Any]) -> None:
         self._worker = worker
+        route_on_this_loop(worker)
 
     async def fan_out(self, number: int) -> list[str]:
         return list(await asyncio.gather(*(self._worker.who.remote(0.01) for _ in range(number))))
@@ -281,10 +296,14 @@ class Caller:
         results, and when these were there."""
         started = time.monotonic()
         argument = await self._worker.who.remote(seconds)._to_object_ref()
-        stream = await self._worker.options(stream=True).stream_after.remote(argument)._to_object_ref_gen()
-        (result,) = stream._get_next_ref_n(1)
-        referred = time.monotonic() - started
-        assert await result == await argument
+        referred = 0.0
+
+        def note(*refs: ObjectRef) -> None:
+            nonlocal referred
+            referred = time.monotonic() - started
+
+        refs, info = await results_of(self._worker.two_after.remote(argument), note)
+        assert [await ref for ref in refs] == [await argument, info]
         return referred, time.monotonic() - started
 
 
@@ -304,7 +323,7 @@ def worker_options(**options: Any) -> dict[str, Any]:
         "health_check_period_s": 1.0,
         "graceful_shutdown_timeout_s": 5.0,
         "graceful_shutdown_wait_loop_s": 0.1,
-        "request_router_config": room_routing(),
+        "request_router_config": room_routing(num_results={"who_after": 1, "two_after": 2}),
         **options,
     }
 
@@ -414,7 +433,7 @@ def test_no_call_counts_after_its_end(worker: DeploymentHandle[Any]) -> None:
     for dropped in (worker.who, worker.options(stream=True).stream, worker.options(_by_reference=False).who):
         dropped.remote(1)
     worker.who_after.remote(argument)
-    worker.options(stream=True).stream_after.remote(argument)
+    worker.two_after.remote(argument)
     worker.who.remote("not a number of seconds")
     router = worker._router._asyncio_router.request_router
     time.sleep(1.0)

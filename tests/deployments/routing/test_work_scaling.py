@@ -190,13 +190,11 @@ def preprocess(shapes: str, ray_port: int) -> Iterator[DeploymentHandle[Any]]:
 
 
 def process(handle: DeploymentHandle[Any], job: ItemJob) -> None:
-    for _ in handle.options(stream=True).process_item.remote(job):
-        pass
+    handle.process_item.remote(job).result(timeout_s=TIMEOUT)
 
 
 def render(handle: DeploymentHandle[Any]) -> None:
-    for _ in handle.options(stream=True).render.remote(PROMPT, [], None, NO_REQUEST):
-        pass
+    handle.render.remote(PROMPT, [], None, NO_REQUEST, []).result(timeout_s=TIMEOUT)
 
 
 @contextmanager
@@ -253,7 +251,7 @@ def test_items_count_from_their_arrival_until_they_fail_or_are_cancelled(preproc
     with pytest.raises(RayTaskError):
         process(preprocess, BROKEN)
     assert pending(preprocess) == {PIXELS: 0, CALLS: 0}
-    responses = [preprocess.options(stream=True).process_item.remote(HUGE) for _ in range(10)]
+    responses = [preprocess.process_item.remote(HUGE) for _ in range(10)]
     deadline = time.monotonic() + TIMEOUT
     while (stats := pending(preprocess))[CALLS] < 6:
         assert time.monotonic() < deadline

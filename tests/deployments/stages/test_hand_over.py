@@ -2,13 +2,21 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from raylens.deployments.stages.hand_over import EmbeddingsLostError, HandOver, ItemEmbeddings
+from raylens.deployments.stages.hand_over import (
+    EmbeddingsLostError,
+    HandOver,
+    ItemEmbeddings,
+    PromptLostError,
+    received_prompt,
+)
 from raylens.deployments.wire.tensor_wire import PackedTensor
+from raylens.preprocess.schema import ProcessedPrompt
 
 
 def reference(packed: PackedTensor | Exception, delay: float = 0.0) -> Any:
@@ -20,7 +28,7 @@ def reference(packed: PackedTensor | Exception, delay: float = 0.0) -> Any:
             raise packed
         return packed
 
-    return asyncio.ensure_future(get())
+    return SimpleNamespace(unpack=lambda: asyncio.ensure_future(get()))
 
 
 async def test_what_is_there_comes_first_and_the_rest_one_by_one() -> None:
@@ -61,3 +69,10 @@ async def test_embeddings_that_do_not_come_are_an_error(is_pending: bool) -> Non
     receive = hand_over.pending(lambda *_: None)[0] if is_pending else hand_over.ready
     with pytest.raises(EmbeddingsLostError, match="item 0: ValueError"):
         await receive()
+
+
+async def test_a_prompt_that_does_not_come_is_an_error() -> None:
+    prompt: Any = ProcessedPrompt([1], [], [])
+    assert await received_prompt(reference(prompt)) is prompt
+    with pytest.raises(PromptLostError, match="ValueError"):
+        await received_prompt(reference(ValueError("a bug")))

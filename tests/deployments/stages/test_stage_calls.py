@@ -8,7 +8,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostErro
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 
 from raylens.deployments.metrics.instruments import Counter
-from raylens.deployments.ray_internals.handles import objects_of
+from raylens.deployments.ray_internals.calls_ahead import results_of
 from raylens.deployments.stages.engine_loop import EngineDiedError
 from raylens.deployments.stages.stage_calls import StageCalls, StageError, StageFailedError, StageUnavailableError
 from raylens.preprocess.schema import InvalidRequestError
@@ -118,7 +118,7 @@ class Cancelled:
         self._by_ray = by_ray
         self.is_cancelled = False
 
-    async def _to_object_ref_gen(self) -> Any:
+    async def _fetch_future_result_async(self) -> Any:
         if self._by_ray:
             raise asyncio.CancelledError
         await asyncio.Event().wait()
@@ -132,7 +132,7 @@ async def test_a_call_that_ray_cancelled_is_sent_again() -> None:
     sent = [Cancelled(by_ray=True) for _ in range(4)]
     unsent = list[Any](sent)
     with pytest.raises(StageUnavailableError):
-        await calls.send("encode", lambda: objects_of(unsent.pop(), 2, ignore))
+        await calls.send("encode", lambda: results_of(unsent.pop()))
     assert [tags["reason"] for tags in recomputed.noted] == ["TaskCancelledError"] * 3
     assert all(one.is_cancelled for one in sent)
 
@@ -140,7 +140,7 @@ async def test_a_call_that_ray_cancelled_is_sent_again() -> None:
 async def test_a_caller_that_is_cancelled_ends_with_its_call() -> None:
     calls, recomputed, _ = make_calls()
     call: Any = Cancelled(by_ray=False)
-    task = asyncio.create_task(calls.send("encode", lambda: objects_of(call, 2, ignore)))
+    task = asyncio.create_task(calls.send("encode", lambda: results_of(call)))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     task.cancel()
