@@ -210,7 +210,8 @@ class Told:
 def models(draw: st.DrawFn) -> Sizes:
     key_dim = draw(st.integers(2, 40))
     return Sizes(
-        hidden=draw(st.integers(1, 70)),
+        # Of fewer values, a norm may magnify the rounding of a sum near 0.
+        hidden=draw(st.integers(4, 70)),
         inner=draw(st.integers(1, 90)),
         kv_heads=draw(st.integers(1, 3)),
         group=draw(st.integers(1, 3)),
