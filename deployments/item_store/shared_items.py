@@ -57,7 +57,6 @@ class SharedItems:
     ) -> tuple[SharedItem, ItemTrace]:
         """Sends the order; sends a large content only after the shard reports it missing."""
         content = order.content
-        kept = None
         is_large = isinstance(content, bytes) and len(content) > IN_MESSAGE_BYTES
         asked = replace(order, content=None) if is_large else order
         for _ in range(MAX_ATTEMPTS):
@@ -70,7 +69,7 @@ class SharedItems:
             except ContentMissingError:
                 if not isinstance(content, bytes):
                     raise
-                kept = kept or await stored(content)
+                kept = await stored(content)  # again, if the last copy is lost
                 asked = replace(order, content=sent(kept))
             except ShardLostError as error:
                 logger.warning("request %s: %s, asking again", order.request_id, error)

@@ -3,16 +3,18 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from raylens.deployments.item_store import client as shards
+from raylens.deployments.item_store import client as shards_client
+from raylens.deployments.item_store import shared_items
 from raylens.deployments.item_store.client import OnPending, ShardConnection, ShardLostError, Shards
 from raylens.deployments.item_store.codec import pack, read
-from raylens.deployments.item_store.item_states import ItemOrder, ItemTrace, SharedItem
+from raylens.deployments.item_store.item_states import ContentMissingError, ItemOrder, ItemTrace, SharedItem
 from raylens.deployments.item_store.messages import FROM_INGRESS, Ask, CallMethod, Made, Result
 from raylens.deployments.item_store.shared_items import SharedItems
 from raylens.deployments.ray_internals.references import PackedReference
@@ -29,6 +31,7 @@ RUBBISH = {
 }
 
 
+ORDER = ItemOrder(NO_REQUEST, "r", "", "hash", "image", b"content", 1, 1, {}, False)
 MADE = Made(0, SharedItem(INFO, PackedReference(b"id", b"owner", b"state")), ItemTrace())
 
 
@@ -108,19 +111,45 @@ async def test_an_error_in_what_a_message_does_is_logged_and_ends_its_connection
 
 async def test_an_order_is_sent_again_when_its_shard_is_lost() -> None:
     again: Any = SimpleNamespace(noted=[], inc=lambda **tags: again.noted.append(tags))
-    order = ItemOrder(NO_REQUEST, "r", "", "hash", "image", b"content", 1, 1, {}, False)
     async with connected(RUBBISH["not a message"]) as (shard, found):
-        item, _ = await asyncio.wait_for(SharedItems(found, again).processed_of(order), 10)
+        item, _ = await asyncio.wait_for(SharedItems(found, again).processed_of(ORDER), 10)
         assert shard.num_connections == 2
     assert item.ref.object_id == b"id"
     assert again.noted == [{"stage": "shared", "reason": "ShardLostError"}]
+
+
+async def test_a_file_whose_copy_is_lost_is_stored_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[bytes] = []
+
+    async def stored(content: bytes) -> bytes:
+        copies.append(content)
+        return content
+
+    monkeypatch.setattr(shared_items, "stored", stored)
+    asked: list[bytes | PackedReference | None] = []
+
+    async def ask(message: Any, *_: object) -> Any:
+        asked.append(message(0).order.content)
+        if len(asked) < 3:
+            raise ContentMissingError
+        return MADE.item, MADE.trace
+
+    async def nearest(key: str) -> Any:
+        return SimpleNamespace(ask=ask)
+
+    nothing: Any = None
+    shards: Any = SimpleNamespace(nearest=nearest)
+    large = bytes(2**17)
+    await SharedItems(shards, nothing).processed_of(replace(ORDER, content=large))
+    assert asked == [None, large, large]
+    assert len(copies) == 2
 
 
 @pytest.mark.long
 async def test_a_shard_that_sends_nothing_but_rubbish_is_not_asked_without_a_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shards, "_PAUSE_SECONDS", 0.2)
+    monkeypatch.setattr(shards_client, "_PAUSE_SECONDS", 0.2)
     async with connected(*[RUBBISH["not a message"]] * 1000) as (shard, found):
         deadline = asyncio.get_running_loop().time() + 1
         while asyncio.get_running_loop().time() < deadline:
