@@ -52,7 +52,7 @@ def call_of(request: Request) -> ApiCall:
     return ApiCall(**{name: state[name] for name in names}, timeout_s=seconds_in(request.headers), state=state)
 
 
-async def _call(request: Request) -> ApiCall:
+async def _call(request: Request) -> ApiCall:  # FastAPI calls a plain function on a thread
     return call_of(request)
 
 

@@ -1,7 +1,7 @@
 """Messages between ingress replicas and the shared state, as msgpack. Unlike Ray's own format, msgpack carries no code.
 
-A message may also hold arrays, and objects of the dataclasses and errors below. Decoding creates no other
-class, and checks each field's type: a wrong type would fail later, in other clients' requests."""
+A message may also hold arrays and objects of the dataclasses and errors below. Decoding creates no other class, and
+checks each field's type: a wrong type would fail later, in other clients' requests."""
 
 import types
 from collections.abc import Callable

@@ -10,14 +10,14 @@ more calls than the others while another one has room ("consistent hashing with 
     handle.options(session_id=PromptAffinity(key, marks).session_id).generate.remote(...)"""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from ray.serve.request_router import PendingRequest, RunningReplica
 
-from raylens.deployments.routing.replica_choice import HashRing, rank
-from raylens.deployments.routing.room_router import RoomRouter
+from raylens.deployments.routing.replica_choice import HashRing, Load, rank
+from raylens.deployments.routing.room_router import SAMPLE, RoomRouter
 
 _MOST_MARKS = 65_536
 """Marks in an ingress's index. The oldest are dropped, as replicas drop their oldest blocks."""
@@ -29,8 +29,6 @@ _BALANCE_FACTOR = 1.25
 """A replica with this many times the mean number of calls is busy."""
 _MIN_BUSY_CALLS = 4
 """Below this, affinity is worth more than balance."""
-_SAMPLE = 16
-"""Replicas whose mean number of calls stands for that of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,22 +93,23 @@ class PrefixRouter(RoomRouter):
         self._by_id = {one.replica_id.unique_id: one for one in replicas}
         self._ring.set(self._by_id)
 
-    def groups(self, pending_request: PendingRequest) -> Iterator[Sequence[RunningReplica]]:
+    def groups(self, pending_request: PendingRequest) -> Iterator[Mapping[RunningReplica, Load]]:
         """Yields each replica that is not busy, then each busy one, then all full ones together."""
         if not (session_id := pending_request.metadata.session_id):
             yield from super().groups(pending_request)
             return
-        sample = [self.load(one, pending_request).num_calls for one in self.drawn(_SAMPLE)]
+        sample = [self.load(one, pending_request).num_calls for one in self.drawn(SAMPLE)]
         mean = sum(sample) / max(1, len(sample)) + 1 / max(1, len(self.replicas))  # includes this call
-        most, busy, full = max(_MIN_BUSY_CALLS, _BALANCE_FACTOR * mean), list[RunningReplica](), list[RunningReplica]()
+        most = max(_MIN_BUSY_CALLS, _BALANCE_FACTOR * mean)
+        busy, full = dict[RunningReplica, Load](), dict[RunningReplica, Load]()
         for replica in map(self._by_id.__getitem__, self.ranked(PromptAffinity.of(session_id))):
             load = self.load(replica, pending_request)
             if load.is_full or load.num_calls >= most:
-                (full if load.is_full else busy).append(replica)
+                (full if load.is_full else busy)[replica] = load
             else:
-                self.probe_outdated([replica], busy + full)
-                yield [replica]
-        yield from ([one] for one in busy)
+                self.probe_outdated([replica], [*busy, *full])
+                yield {replica: load}
+        yield from ({one: load} for one, load in busy.items())
         if full:
             yield full
 

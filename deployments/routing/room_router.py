@@ -26,6 +26,8 @@ from raylens.deployments.routing.replica_choice import Load, least_loaded, two_c
 _MAX_AGE_S = 0.5
 """The router polls a candidate whose last report is older. Calls that are sent ahead return no report, and other
 processes send calls, too."""
+SAMPLE = 16
+"""Random replicas that stand for all."""
 
 
 class OldestFirstLock:
@@ -104,21 +106,21 @@ class RoomRouter(ChoosingRouter):
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Ray calls this once per choice, whether or not the call was sent or accepted."""
-        self._in_flight -= Counter([replica_id])
+        self._in_flight[replica_id] -= 1
+        if self._in_flight[replica_id] <= 0:
+            del self._in_flight[replica_id]
         self._may_have_room.set()
 
-    def groups(self, pending_request: PendingRequest) -> Iterator[Sequence[RunningReplica]]:
-        """Yields groups of replicas to try in turn. The least loaded replica of a group gets the call. Looks at few of
-        many replicas where these have room."""
-        pair = self.drawn(2)
-        if not any(self.load(one, pending_request).is_full for one in pair):
-            self.probe_outdated(pair)
-            yield pair
-        shuffled = self.drawn(len(self.replicas))
-        groups = two_choices(shuffled, {one: self.load(one, pending_request) for one in shuffled})
+    def groups(self, pending_request: PendingRequest) -> Iterator[Mapping[RunningReplica, Load]]:
+        """Yields groups of replicas to try in turn, with their loads. The least loaded replica of a group gets the
+        call. Looks at few of many replicas where these have room."""
+        loads = {one: self.load(one, pending_request) for one in self.drawn(SAMPLE)}
+        if all(load.is_full for load in loads.values()):
+            loads = {one: self.load(one, pending_request) for one in self.drawn(len(self.replicas))}
+        groups = two_choices(shuffled := [*loads], loads)
         if groups:
             self.probe_outdated(groups[0], shuffled[: shuffled.index(groups[0][0])])
-        yield from groups
+        yield from ({one: loads[one] for one in group} for group in groups)
 
     async def choose(self, pending_request: PendingRequest) -> RunningReplica:
         """Returns the replica for this call; waits behind older calls until one has room.
@@ -167,7 +169,7 @@ class RoomRouter(ChoosingRouter):
         while True:
             unasked: list[RunningReplica] = []
             for group in self.groups(pending_request):
-                replica = least_loaded({replica: self.load(replica, pending_request) for replica in group})
+                replica = least_loaded(group)
                 if replica is not None:
                     return replica
                 unasked = [replica for replica in group if replica.replica_id not in asked]

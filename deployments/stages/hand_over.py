@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raylens.deployments.ray_internals.references import PackedReference
 from raylens.deployments.server_log import process_name
@@ -29,12 +29,17 @@ class PromptLostError(RuntimeError):
 
 async def received_prompt(ref: PackedReference) -> ProcessedPrompt:
     """Returns the prompt that Preprocess renders. Raises PromptLostError."""
-    try:
-        prompt: ProcessedPrompt = await ref.unpack()
-    except Exception as error:
-        # The ingress gets the error from its own call of Preprocess. Chained here, this one would arrive wrapped.
-        raise PromptLostError(type(error).__name__) from None
+    prompt: ProcessedPrompt = await _received(ref, PromptLostError)
     return prompt
+
+
+async def _received(ref: PackedReference, lost: Callable[[str], Exception]) -> Any:
+    """Returns the object, or raises `lost` of the error's name."""
+    try:
+        return await ref.unpack()
+    except Exception as error:
+        # The ingress gets the error from its own call of the stage. Chained here, this one would arrive wrapped.
+        raise lost(type(error).__name__) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +84,8 @@ class HandOver:
         return [partial(receive, index) for index, item in enumerate(self.items) if item.is_pending]
 
     async def _receive(self, index: int) -> "torch.Tensor":
-        try:
-            packed: PackedTensor = await self.items[index].ref.unpack()
-        except Exception as error:
-            # The ingress gets the error from its own call of Encode. Chained here, this one would arrive wrapped.
-            raise EmbeddingsLostError(f"item {index}: {type(error).__name__}") from None
+        ref = self.items[index].ref
+        packed: PackedTensor = await _received(ref, lambda name: EmbeddingsLostError(f"item {index}: {name}"))
         sent_at = max(self.rendered_at, packed.packed_at)
         if (seconds := time.time() - sent_at) > self.transfer.seconds:
             self.transfer = replace(self.transfer, started_at=sent_at, seconds=seconds)

@@ -221,6 +221,10 @@ async def test_calls_that_are_sent_ahead_make_a_replica_busy() -> None:
 
 
 async def test_a_call_looks_at_few_of_many_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unanswered(*_: object) -> None:
+        """Many probes at once may be late, and a replica without a report is looked at again."""
+
+    monkeypatch.setattr(PrefixRouter, "_probe_queue_lens", unanswered)
     made_up = Router([f"replica-{number}" for number in range(1000)], PrefixRouter)
     for replica in made_up.replicas.values():
         made_up.router.on_new_queue_len_info(replica.replica_id, 0)
@@ -235,7 +239,7 @@ async def test_a_call_looks_at_few_of_many_replicas(monkeypatch: pytest.MonkeyPa
     for number in range(200):
         await made_up.send()
         await made_up.send(PromptAffinity(f"key-{number}", marks).session_id)
-    assert num_looks.total() < 400 * 100
+    assert num_looks.total() < 400 * 40
 
 
 async def test_a_replica_that_does_not_answer_delays_its_own_keys_only() -> None:
