@@ -21,8 +21,8 @@ from raylens.preprocess.schema import ChatPrompt, ItemInfo, ProcessedPrompt, Pro
 
 
 class Pipeline:
-    """Sends requests through the stages of one model. `generate`: the handle of the method. `chooses_by_prefix`:
-    Generate has several replicas, and a prompt goes to the one with its cached prefix."""
+    """Sends requests through the stages of one model. `generate` and `generate_by_grpc`: handles of the method.
+    `chooses_by_prefix`: Generate has several replicas, and a prompt goes to the one with its cached prefix."""
 
     def __init__(
         self,
@@ -42,7 +42,8 @@ class Pipeline:
         self.media = MediaItems(config, items, metrics, uploads, on_reply, model=model)
         self.receiver = PieceReceiver(turns)
         self.calls = StageCalls(metrics.items_recomputed, on_reply)
-        self.generate = by_grpc(generate).generate
+        self.generate = generate.generate
+        self.generate_by_grpc = by_grpc(generate).generate
         self.chooses_by_prefix = chooses_by_prefix
         self._preprocess = preprocess
 

@@ -198,7 +198,8 @@ class Request:
         wanted, stages = self._wanted, self._stages
         self._handed_over = self._embeddings()
         items = [ItemEmbeddings(ref, item.is_pending) for ref, item in zip(self._handed_over, self._items, strict=True)]
-        handle = stages.generate
+        # By gRPC, a replica's report may count a call that has ended, and a turn misses the replica with its prefix.
+        handle = stages.generate if items and stages.chooses_by_prefix else stages.generate_by_grpc
         if stages.chooses_by_prefix:
             key, salt = wanted.cache_key, wanted.prefix_salt
             affinity = affinity_of(wanted.prompt, self._mm_hashes, salt=salt, key=key)

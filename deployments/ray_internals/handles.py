@@ -5,8 +5,8 @@ references. A handle routes on an event loop in a thread of its own, which costs
 loops; `handle._init(_run_router_in_separate_loop=False)` routes on the caller's loop. The handle's router knows the
 running replicas; the public `running_replicas_populated` tells only whether there has ever been one. `cancel()` does
 nothing about a call that a replica has taken before the caller has asked for the result.
-Needed: Generate is called by gRPC. The ingress and the shards route on their only loop, and learn at each request
-whether a stage is at rest or dead. A client that leaves ends its calls at any moment.
+Needed: an only replica of Generate, and texts, are called by gRPC. The ingress and the shards route on their only loop,
+and learn at each request whether a stage is at rest or dead. A client that leaves ends its calls at any moment.
 Test: `tests/deployments/ray_internals/test_on_ray.py`; `tests/deployments/ray_internals/test_cancelled_calls.py`.
 Way back: public names for the option (ray-project/ray#59908, #61386), the loop (#61226) and the running replicas; a
 `cancel()` that looks at the routed call (#52591 covers the router's own thread only)."""

@@ -81,8 +81,7 @@ class Conversation:
 def test_each_turn_finds_the_turns_before_it(client: OpenAI) -> None:
     """A conversation comes back to the replica that has its beginning in its KV cache. Others take turns meanwhile."""
     conversations = [Conversation(client, number) for number in range(NUM_CONVERSATIONS)]
-    # A router may hear late of the end of a client's call. With one more client, four calls would make a replica busy.
-    with ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(4) as pool:
         for _ in range(NUM_TURNS):
             list(pool.map(Conversation.take_a_turn, conversations))
     firsts = [one.cached_shares[0] for one in conversations]
