@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raylens.deployments.cluster.ray_session import ask_ray
+from raylens.deployments.cluster.ray_session import NoRayError, ask_ray
 from raylens.deployments.launch.rollout import failed_stages, why_failed
 from raylens.deployments.ray_internals.serve_client import begin_deletion
 
@@ -58,7 +58,12 @@ def start_app(app: "Application", name: str, logging_config: dict[str, object], 
 def end_app(name: str, *, within_s: float = _END_SECONDS, answer_s: float = _ANSWER_SECONDS) -> None:
     """Deletes the application; returns once its last replica has ended. Raises RuntimeError if a replica still runs
     after `within_s`, NoRayError if Ray ends or takes longer than `answer_s` for one answer."""
-    ask_ray(partial(begin_deletion, name), timeout_s=answer_s)
+    from ray.exceptions import RayError
+
+    try:
+        ask_ray(partial(begin_deletion, name), timeout_s=answer_s)
+    except RayError as error:
+        raise NoRayError(f"Ray is ending: it cannot delete {name}") from error
     deadline = time.monotonic() + within_s
     while name in _status(answer_s).applications:
         if time.monotonic() > deadline:

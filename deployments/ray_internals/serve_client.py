@@ -2,13 +2,14 @@
 
 Ray 2.60: the controller's client is private. `serve.run` gives each deployment a new version, which restarts all
 replicas. Only the dashboard deploys a config file. `serve.start` keeps the options of a running Ray Serve and does not
-report them. `serve.delete` waits and polls once a second; `_blocking=False` returns at once.
+report them. `serve.delete` polls once a second, and never looks at the answer to its order: if that is an error, Ray
+writes "Unhandled error" to standard error.
 Needed: `raylens deploy` sends a config file without a dashboard, and refuses options that Ray Serve would not change.
 `raylens serve` ends with the last replica, and not a second later.
 Test: `tests/deployments/ray_internals/test_on_ray.py`, `test_the_client_tells_options_and_deletes_without_waiting`;
 `tests/deployments/test_cluster_deploy.py` deploys.
 Way back: `serve.deploy(schema)` (ray-project/ray#22648 left the dashboard only), the HTTP options in `serve.status()`,
-and a public `blocking` of `serve.delete`."""
+and a `serve.delete` that returns or raises the controller's answer."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,8 @@ def deploy_file(wanted: "ServeDeploySchema") -> None:
 
 
 def begin_deletion(application: str) -> None:
-    """Makes Ray Serve delete the application; returns at once."""
-    from ray import serve
+    """Makes Ray Serve delete the application; returns once it has begun. Raises RayError if it cannot."""
+    import ray
+    from ray.serve.context import _get_global_client
 
-    serve.delete(application, _blocking=False)
+    ray.get(_get_global_client()._controller.delete_apps.remote([application]))

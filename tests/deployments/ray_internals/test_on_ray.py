@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig
 from ray.serve.handle import DeploymentHandle
 
+from raylens.deployments.cluster.ray_session import NoRayError
 from raylens.deployments.launch.app_lifetime import end_app
 from raylens.deployments.ray_internals.driver import _VITAL, ended_vital_process
 from raylens.deployments.ray_internals.handles import by_grpc, has_running_replica, route_on_this_loop
@@ -97,6 +99,20 @@ def test_the_client_tells_options_and_deletes_without_waiting(ray_port: int) -> 
     begin_deletion("deleted")
     assert "deleted" in serve.status().applications
     end_app("deleted")
+
+
+class EndingController:
+    def delete_apps(self, names: list[str]) -> None:
+        raise OSError("the GCS server has ended")
+
+
+def test_a_deletion_that_fails_is_an_error_of_its_caller(ray_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's processes may get the signal to end before their driver deletes the application. An error that nobody asks
+    for, Ray writes to standard error."""
+    client = SimpleNamespace(_controller=ray.remote(num_cpus=0)(EndingController).remote())
+    monkeypatch.setattr("ray.serve.context._get_global_client", lambda: client)
+    with pytest.raises(NoRayError, match="cannot delete gone"):
+        end_app("gone")
 
 
 def test_the_vital_processes_of_this_driver_s_ray_run(ray_port: int) -> None:
