@@ -37,7 +37,10 @@ _MAX_DEPTH = 16
 
 def _type_check(annotation: Any) -> Callable[[Any], bool]:
     """Returns a predicate: is the value of the annotated type, including the contents of containers?"""
-    kind, checks = get_origin(annotation) or annotation, [_type_check(part) for part in get_args(annotation)]
+    kind = get_origin(annotation) or annotation
+    if (aliased := getattr(kind, "__value__", None)) is not None:  # numpy.typing.NDArray from Python 3.12 on
+        return _type_check(get_origin(aliased) or aliased)
+    checks = [_type_check(part) for part in get_args(annotation)]
     if kind is Any:
         return lambda value: True
     if kind in (Union, types.UnionType):

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typing_extensions import TypeAliasType, TypeVar
 
+from raylens.deployments.item_store import codec
 from raylens.deployments.item_store.codec import pack, read
 from raylens.deployments.item_store.item_states import ContentMissingError, ItemOrder, ItemTrace
 from raylens.deployments.item_store.messages import (
@@ -236,3 +238,12 @@ def test_no_array_holds_objects() -> None:
     body = msgpack.packb(msgpack.ExtType(ARRAY, array))
     with pytest.raises(MalformedMessageError, match="ValueError"):
         read_bytes(body)
+
+
+def test_a_field_s_type_may_be_an_alias() -> None:
+    """As `numpy.typing.NDArray` is from numpy 2.5 on."""
+    value = TypeVar("value")
+    alias = TypeAliasType("alias", np.ndarray[Any, np.dtype[value]], type_params=(value,))  # type: ignore[valid-type]
+    is_array = codec._type_check(alias[np.int32])
+    assert is_array(np.zeros(2, np.int32))
+    assert not is_array([0, 0])
