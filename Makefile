@@ -8,7 +8,7 @@ BIN := .venv/bin
 # Where Python writes no bytecode, each of the many processes that tests start compiles Raylens again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve quick test test-slow check format bench dashboard accuracy chromium compiler hosts prometheus sanitize screenshots vllm-cpu
+.PHONY: help demo serve quick oldest test test-slow check format bench dashboard accuracy chromium compiler hosts prometheus sanitize screenshots vllm-cpu
 
 CSRC := $(wildcard cpu_kernels/csrc/*)
 
@@ -33,6 +33,15 @@ quick: .venv/installed ## ruff and the short unit tests, in 60 seconds
 	$(BIN)/ruff check -q .
 	$(BIN)/ruff format -q --check .
 	$(BIN)/python -m pytest -q -p tests.quick -p no:schemathesis -m "not long and not slow and not gpu" \
+		-n $(TEST_PROCESSES) --dist loadfile
+
+oldest: .venv/installed ## all imports and the short unit tests, with the oldest versions that pyproject.toml allows
+	$(BIN)/uv venv -q --clear --python $(BIN)/python .venv-oldest
+	$(BIN)/uv pip install -q --python .venv-oldest --resolution lowest-direct -r pyproject.toml
+	$(BIN)/uv pip install -q --python .venv-oldest -c constraints.txt pytest pytest-asyncio pytest-timeout pytest-xdist \
+		hypothesis
+	.venv-oldest/bin/python -m tests.import_everything
+	.venv-oldest/bin/python -m pytest -q -p tests.quick -m "not long and not slow and not gpu" \
 		-n $(TEST_PROCESSES) --dist loadfile
 
 # A process that crashes ends the run: without its files, pytest-xdist would not end.

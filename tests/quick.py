@@ -9,7 +9,7 @@ import pytest
 
 _STARTS_PROCESSES = re.compile(
     r"^import (subprocess|multiprocessing)$|"
-    r"\b(app_url|client: OpenAI|ray_port|ray_session|local_ray|page_fixtures|ended_servers|on_both)\b",
+    r"\b(app_url|client: OpenAI|ray_port|ray_session|local_ray|page_fixtures|ended_servers|on_both|running_serve)\b",
     re.MULTILINE,
 )
 """In the source of a module of tests."""

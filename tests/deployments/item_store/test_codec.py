@@ -243,7 +243,7 @@ def test_no_array_holds_objects() -> None:
 def test_a_field_s_type_may_be_an_alias() -> None:
     """As `numpy.typing.NDArray` is from numpy 2.5 on."""
     value = TypeVar("value")
-    alias = TypeAliasType("alias", np.ndarray[Any, np.dtype[value]], type_params=(value,))  # type: ignore[valid-type]
+    alias = TypeAliasType("alias", np.ndarray[Any, np.dtype[value]], type_params=(value,))
     is_array = codec._type_check(alias[np.int32])
     assert is_array(np.zeros(2, np.int32))
     assert not is_array([0, 0])
