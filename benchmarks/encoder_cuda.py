@@ -166,11 +166,11 @@ def measure_load(load: Load, device: torch.device, limits: Limits, rounds: int) 
         "batched_images_per_second": round(len(load.items) / together, 1),
         "ratio_to_one_by_one": round(one_by_one / seconds, 2),
         "ratio_to_batched": round(together / seconds, 2),
-        "largest_distance": round(max(map(_distance, found, expected)), 4),
+        "largest_distance": round(max(map(distance, found, expected)), 4),
     }
 
 
-def _distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Returns the relative difference to transformers' result."""
     return float((found.float() - expected.float()).norm() / expected.float().norm())
 

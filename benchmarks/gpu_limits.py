@@ -82,9 +82,17 @@ def chosen_device(parser: argparse.ArgumentParser, options: argparse.Namespace) 
 
 
 def machine_of(device: torch.device, **settings: Any) -> Figures:
-    """Returns `this_machine` with the device's name."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return this_machine(device=name, transformers=transformers.__version__, **settings)
+    """Returns `this_machine` with what is known of the device."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        settings |= {
+            "device": properties.name,
+            "compute_capability": f"{properties.major}.{properties.minor}",
+            "memory_gib": round(properties.total_memory / 2**30, 1),
+            "multiprocessors": properties.multi_processor_count,
+            "cuda": torch.version.cuda,
+        }
+    return this_machine(**{"device": "cpu"} | settings, transformers=transformers.__version__)
 
 
 def measure_all(
@@ -97,6 +105,7 @@ def measure_all(
     """Returns the document of these measurements and of those `measured` before. Writes it to `output` after each, so a
     later failure loses nothing. `targets`: minimum shares of the limit, by the measurement's name."""
     document: Figures = {"checks": {}, "measured": measured, "machine": machine_of(device)}
+    save(document, output)
     for name, measure in measurements.items():
         measured[name] = measure()
         print(name, measured[name], flush=True)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ TREE = Path(__file__).resolve().parent.parent
 END_SECONDS = 15.0
 """Grace period for a part after its time limit, to stop its own processes."""
 _NUM_LINES = 15
+_LOOK_SECONDS = 0.5
 
 Document = dict[str, Any]
 
@@ -37,7 +39,7 @@ class Part:
 class Outcome:
     """The result of a part. `document` may be partial. `last_lines`: the end of a failed part's output."""
 
-    state: Literal["ok", "failed", "timed out", "skipped"]
+    state: Literal["running", "ok", "failed", "timed out", "skipped"]
     seconds: float = 0.0
     reason: str = ""
     document: Document = field(default_factory=dict)
@@ -47,18 +49,30 @@ class Outcome:
         return {name: value for name, value in asdict(self).items() if value not in ("", [], {})}
 
 
-def run_part(part: Part, seconds: float | None = None) -> Outcome:
-    """Runs the part up to its limit, and no longer than `seconds`."""
+def run_part(
+    part: Part, seconds: float | None = None, on_document: Callable[[Document], None] = lambda document: None
+) -> Outcome:
+    """Runs the part up to its limit, and no longer than `seconds`. `on_document` gets each new state of its
+    document."""
     for module in part.needs:
         if importlib.util.find_spec(module) is None:
             return Outcome("skipped", reason=f"{module} cannot be imported")
     limit = part.seconds if seconds is None else min(part.seconds, seconds)
     with tempfile.TemporaryDirectory() as folder:
         output, log = Path(folder, "document.json"), Path(folder, "log")
+        written = ""
+
+        def look() -> None:
+            nonlocal written
+            if output.exists() and (text := output.read_text()) != written:
+                written = text
+                on_document(json.loads(text))
+
         started = time.monotonic()
-        status = _run([sys.executable, *part.arguments, "--output", str(output)], log, limit)
+        status = _run([sys.executable, *part.arguments, "--output", str(output)], log, limit, look)
         taken = round(time.monotonic() - started, 1)
-        document = json.loads(output.read_text()) if output.exists() else {}
+        look()
+        document = json.loads(written) if written else {}
         if status == 0:
             return Outcome("ok", taken, document=document)
         lines = log.read_text(errors="replace").splitlines()[-_NUM_LINES:]
@@ -68,15 +82,18 @@ def run_part(part: Part, seconds: float | None = None) -> Outcome:
     return Outcome("failed", taken, reason, document, lines)
 
 
-def _run(command: list[str], log: Path, seconds: float) -> int | None:
-    """Returns the command's status, None after a timeout."""
+def _run(command: list[str], log: Path, seconds: float, look: Callable[[], None]) -> int | None:
+    """Returns the command's status, None after a timeout. Calls `look` all the while."""
+    deadline = time.monotonic() + seconds
     with log.open("w") as lines:
         process = subprocess.Popen(
             command, cwd=TREE, stdin=subprocess.DEVNULL, stdout=lines, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
+        while (left := deadline - time.monotonic()) > 0:
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(min(left, _LOOK_SECONDS))
+            look()
         return None
     finally:
         _end(process)

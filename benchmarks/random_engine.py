@@ -1,4 +1,4 @@
-"""An engine with the language half of LLaVA 1.5 7B, with random weights made on the device."""
+"""An engine with the language half of a LLaVA of 7 or 0.5 B parameters, with random weights made on the device."""
 
 import tempfile
 from dataclasses import dataclass, replace
@@ -18,6 +18,14 @@ from raylens.llm.models.family import LanguageFamily
 from raylens.llm.ranks.parallel import ProcessGroup
 from raylens.modeling.families import load_family
 
+_HALF_BILLION = LLAVA_7B | {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 64,
+}
 _TINY = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -47,10 +55,13 @@ class Shape:
     long_prompt_tokens: int
 
     @classmethod
-    def of(cls, device: torch.device, *, tiny: bool) -> "Shape":
-        """Returns a shape with the batches whose KV cache fits into the device's memory."""
+    def of(cls, device: torch.device, *, small: bool = False, tiny: bool) -> "Shape":
+        """Returns the shape of a model of 7 B parameters, with the batches whose KV cache fits into the device's
+        memory. `small`: 0.5 B parameters and one sequence."""
         if tiny:
-            return cls(_TINY, dtype_of(device), (1, 4), 256, 32, 8, 128)
+            return cls(_TINY, dtype_of(device), (1,) if small else (1, 4), 256, 32, 8, 128)
+        if small:
+            return cls(_HALF_BILLION, dtype_of(device), (1,), 512, 512, 32, 1024)
         full = cls(LLAVA_7B, dtype_of(device), (1, 8, 64, 256), 2**15, 512, 64, 4096)
         if device.type == "cpu":
             return full

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import parts as parts_module
-from benchmarks.gpu_day import PARTS, chosen_parts, file_name, run_all, table
+from benchmarks.gpu_day import PARITY_FAMILIES, PARTS, chosen_parts, file_name, run_all, table
 from benchmarks.gpu_tests import AllResults, Results, files_with_gpu_tests
 from benchmarks.llm_cuda import Bench, measured_document, unmerged
 from benchmarks.parts import Document, Outcome, Part, run_part
@@ -100,27 +101,61 @@ def test_what_a_part_leaves_running_is_ended(tmp_path: Path) -> None:
 def test_no_part_runs_beyond_the_time_of_all() -> None:
     outcomes, _ = run([part("slow", "time.sleep(600)", 300), GOOD], seconds=1)
     assert [outcome.state for outcome in outcomes.values()] == ["timed out", "skipped"]
-    assert sum(one.seconds for one in PARTS) <= 25 * 60
+
+
+def test_the_document_has_what_a_running_part_has_measured(tmp_path: Path) -> None:
+    """A day that is killed keeps it."""
+    file, go_on = tmp_path / "day.json", tmp_path / "go on"
+    code = f"save(first=1)\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.05)\nsave(first=1, second=2)"
+    with ThreadPoolExecutor() as pool:
+        day = pool.submit(run, [part("slow", code)], output=file)
+        wait_until(file.exists)
+        running = json.loads(file.read_text())["parts"]["slow"]
+        go_on.touch()
+        _, document = day.result()
+    assert (running["state"], running["document"]) == ("running", {"measured": {"first": 1}})
+    assert document["parts"]["slow"]["state"] == "ok"
+    assert document["parts"]["slow"]["document"] == {"measured": {"first": 1, "second": 2}}
+
+
+def test_a_part_without_time_keeps_an_earlier_result() -> None:
+    document: Document = {"parts": {"good": {"state": "ok"}}}
+    run_all([part("slow", "time.sleep(600)", 300), GOOD], 1, document, None)
+    assert document["parts"]["good"] == {"state": "ok"}
 
 
 def test_parts_keep_their_order_and_get_the_device() -> None:
-    chosen = chosen_parts(["profile", "tests"], "cpu", tiny=True)
-    assert [one.name for one in chosen] == ["tests", "profile"]
+    chosen = chosen_parts(["profile", "decode"], PARTS[0].name, "cpu", tiny=True)
+    assert [one.name for one in chosen] == ["decode", "profile"]
     assert all(one.arguments[-3:] == ("--device", "cpu", "--tiny") for one in chosen)
-    assert all(importlib.util.find_spec(one.arguments[1]) for one in chosen_parts(None, "cuda", tiny=False))
+    everything = chosen_parts(None, PARTS[0].name, "cuda", tiny=False)
+    assert all(importlib.util.find_spec(one.arguments[1]) for one in everything)
+    assert [one.name for one in chosen_parts(None, "profile", "cuda", tiny=False)] == [
+        one.name for one in everything[[one.name for one in everything].index("profile") :]
+    ]
 
 
-@pytest.mark.slow
-def test_parts_that_were_not_asked_for_stay_in_the_file(tmp_path: Path) -> None:
+@pytest.mark.long
+def test_a_day_in_two_minutes_on_the_cpu(tmp_path: Path) -> None:
+    """Every part runs, as far as the time reaches; the last ones may not. Other parts' results stay in the file."""
     file = tmp_path / "day.json"
-    file.write_text(json.dumps({"device": "cpu", "parts": {"tower": {"state": "ok"}}}))
-    command = ["-m", "benchmarks.gpu_day", "--device", "cpu", "--tiny", "--parts", "decode", "--output", str(file)]
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=parts_module.TREE, check=True)
-    document = json.loads(file.read_text())
-    assert json.loads(done.stdout.splitlines()[-1]) == document
-    assert document["parts"]["tower"] == {"state": "ok"}
-    measured = document["parts"]["decode"]["document"]["measured"]
-    assert measured["decode_4"]["share_of_limit"] > 0
+    file.write_text(json.dumps({"device": "cpu", "parts": {"an older part": {"state": "ok"}}}))
+    command = ["-m", "benchmarks.gpu_day", "--device", "cpu", "--tiny", "--minutes", "2", "--output", str(file)]
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, cwd=parts_module.TREE, check=False
+    )
+    results = json.loads(file.read_text())["parts"]
+    assert results.pop("an older part") == {"state": "ok"}
+    assert [name for name, one in results.items() if one["state"] not in ("ok", "timed out")] == [], done.stdout
+    for name in ("smoke-language", "smoke-vision", "parity", "decode", "prefill", "tower"):
+        assert results[name]["state"] == "ok", name
+        assert f"\n{name} " in done.stdout
+    measured = {name: one.get("document", {}).get("measured", {}) for name, one in results.items()}
+    assert measured["smoke-language"]["decode"]["equal_tokens"] == "8 of 8"
+    assert measured["smoke-vision"]["tower"]["distance_to_transformers"] < 1e-3
+    assert measured["parity"]["tests"] == {"passed": 2 * len(PARITY_FAMILIES), "failures": []}
+    assert measured["decode"]["decode_4"]["share_of_limit"] > 0
+    assert measured["pipeline-llava"]["separate_capacity"]["pictures_per_second"] > 0
 
 
 def test_the_name_of_any_device_names_a_file() -> None:
@@ -150,6 +185,7 @@ def test_the_gpu_tests_of_a_file_that_crashes_are_told_by_name(tmp_path: Path) -
     )
     every = AllResults("cpu", {}, None)
     every.run(str(file))
+    assert [name.rpartition("::")[2] for name in every.document["passed"]] == ["test_passes"]
     tests = every.document["measured"]["tests"]
     failures = {one["test"].rpartition("::")[2]: one["reason"] for one in tests.pop("failures")}
     assert tests == {"passed": 1, "failed": 1, "crashed": 1, "not run": 1}
@@ -179,7 +215,7 @@ def test_each_test_is_in_one_shard(num_shards: int) -> None:
     kept = []
     for index in range(num_shards):
         own = tests.copy()
-        Results({}, None, (index, num_shards)).pytest_collection_modifyitems(own)
+        Results(None, (index, num_shards)).pytest_collection_modifyitems(own)
         kept += own
     assert kept == tests
 
