@@ -6,9 +6,10 @@
 # The other machine: x86-64 Linux with Python 3.12, and in it PyTorch from 2.11 on for CUDA, torchvision, triton, pytest,
 # and what `pip install torch torchvision transformers aiohttp msgpack prometheus-client` brings. There, run
 # `. OUT/setup.sh`. It unpacks into /tmp/site, imports every module of Raylens, says what is missing, and prints the
-# command of the day. This side needs pip, strip and xz.
+# command of the day. If the checkout itself is there, delete OUT/project.tar.xz and run it in the checkout.
+# This side needs pip, strip and xz.
 set -euo pipefail
-[ $# = 1 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# = 1 ] || { sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 2; }
 cd "$(dirname "$0")/.."
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
@@ -68,19 +69,21 @@ fi
 cat >"$out/setup.sh" <<'SETUP'
 # Sourced by bash on the machine with the GPU: unpacks into /tmp/site and prepares this shell.
 pack=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) started=$(date +%s) unpacking=()
-mkdir -p /tmp/site /tmp/raylens
+project=$PWD
+[ ! -e "$pack/project.tar.xz" ] || project=/tmp/raylens
+mkdir -p /tmp/site "$project"
 for archive in "$pack"/*.tar.xz; do
-    case $archive in */project.tar.xz) folder=/tmp/raylens ;; *) folder=/tmp/site ;; esac
+    case $archive in */project.tar.xz) folder=$project ;; *) folder=/tmp/site ;; esac
     python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2], filter="tar")' "$archive" "$folder" &
     unpacking+=($!)
 done
 for process in "${unpacking[@]}"; do wait "$process" || echo "NOT UNPACKED: see above"; done
-ln -sfn /tmp/raylens/raylens /tmp/site/raylens
+ln -sfn "$project/raylens" /tmp/site/raylens
 export PYTHONPATH=/tmp/site
 haproxy=$(python3 -c 'import sysconfig; print(sysconfig.get_path("scripts"))')/raylens-haproxy
 printf '#!%s\nfrom raylens.deployments.cluster.haproxy import main\nmain()\n' "$(command -v python3)" >"$haproxy"
 chmod +x "$haproxy"
-cd /tmp/raylens
+cd "$project"
 python3 -m tests.import_everything
 echo "unpacked and imported in $(($(date +%s) - started)) s"
 echo "now: python3 -m benchmarks.gpu_day --minutes 9 --output FILE"
