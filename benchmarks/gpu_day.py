@@ -40,7 +40,7 @@ from benchmarks.parts import TREE, Document, Outcome, Part, run_part
 
 PARITY_FAMILIES = ("llava", "qwen2_5_vl", "gemma3")
 PARTS = (
-    Part("smoke-language", ("-m", "benchmarks.gpu_smoke", "language"), 60),
+    Part("smoke-language", ("-m", "benchmarks.gpu_smoke", "language"), 90),
     Part("smoke-vision", ("-m", "benchmarks.gpu_smoke", "vision"), 40),
     Part("parity", ("-m", "benchmarks.gpu_tests", "--families", *PARITY_FAMILIES), 90),
     Part("decode", ("-m", "benchmarks.llm_cuda", "decode"), 120),

@@ -28,9 +28,10 @@ def keeps_app_as_it_is() -> bool:
 def wait_for_new_replica(deployment: str, killed: int, timeout: float = 90) -> None:
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
-        status = serve.status().applications[APP_NAME].deployments[deployment].status
+        # The status stays HEALTHY while a new replica starts.
+        states = serve.status().applications[APP_NAME].deployments[deployment].replica_states
         pids = replica_pids(deployment)
-        if pids and killed not in pids and status == "HEALTHY":
+        if pids and killed not in pids and states.keys() == {"RUNNING"}:
             return
         time.sleep(0.5)
     raise AssertionError(f"no new replica of {deployment}")
