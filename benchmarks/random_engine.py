@@ -14,9 +14,10 @@ from raylens.checkpoints import BUNDLED_MODEL
 from raylens.llm.attention import ATTENTION_NAME, register_paged_attention
 from raylens.llm.config import DtypeName, EngineConfig
 from raylens.llm.engine import LLMEngine
+from raylens.llm.loader import load_language_family
 from raylens.llm.models.family import LanguageFamily
+from raylens.llm.models.found import with_plain_head
 from raylens.llm.ranks.parallel import ProcessGroup
-from raylens.modeling.families import load_family
 
 _HALF_BILLION = LLAVA_7B | {
     "hidden_size": 1024,
@@ -132,8 +133,8 @@ def _save_settings(shape: Shape, folder: Path) -> None:
 def _random_half(config: EngineConfig, group: ProcessGroup | None = None) -> tuple[PreTrainedModel, LanguageFamily]:
     """Stands in for `load_language_half`. The weights' spread preserves the size of hidden states."""
     register_paged_attention()
-    family: LanguageFamily = load_family("llm", "llava")
     hf_config = AutoConfig.from_pretrained(config.model)
+    family = load_language_family(hf_config)
     with torch.device(config.device):
         half = family.model_class._from_config(
             hf_config, dtype=getattr(torch, config.dtype), attn_implementation={"text_config": ATTENTION_NAME}
@@ -142,4 +143,4 @@ def _random_half(config: EngineConfig, group: ProcessGroup | None = None) -> tup
     for parameter in half.parameters():
         if parameter.ndim == 2:
             parameter.normal_(std=parameter.shape[1] ** -0.5, generator=generator)
-    return half.eval().requires_grad_(False), family
+    return half.eval().requires_grad_(False), with_plain_head(family, half)

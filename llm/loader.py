@@ -10,6 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from raylens.llm.attention import ATTENTION_NAME, register_paged_attention
 from raylens.llm.config import EngineConfig
 from raylens.llm.models.family import LanguageFamily
+from raylens.llm.models.found import with_plain_head
 from raylens.llm.ranks.parallel import ProcessGroup
 from raylens.llm.ranks.sharded_loading import sharded_class
 from raylens.modeling.context_length import check_context_length
@@ -31,11 +32,11 @@ def load_language_half(
     Raises ValueError for an unsupported family or text model, for a `max_model_len` above the model's own, for a
     checkpoint that lacks a weight, and for a model that cannot be divided among the ranks."""
     hf_config = load_model_config(config.model, config.revision)
-    family = load_language_family(hf_config.model_type)
     text_config = hf_config.get_text_config()
     not_supported = f"the text model of {config.model} ({text_config.model_type}) is not supported"
     if reason := _why_unsupported(text_config):
         raise ValueError(f"{not_supported}: {reason}")
+    family = load_language_family(hf_config)
     check_context_length(text_config, config.max_model_len, allow_longer=config.allow_longer_context)
     register_paged_attention()
     model_class = family.model_class if group is None else sharded_class(family.model_class, family.find_decoder, group)
@@ -56,15 +57,19 @@ def load_language_half(
         reason = "its attention layers cannot be replaced" if has_own_table else f"its configuration lacks {error}"
         raise ValueError(f"{not_supported}: {reason}") from error
     _share_caches(family.find_decoder(model))
+    if group is None:  # ranks are not in step yet
+        family = with_plain_head(family, model)
     return model.to(config.device).requires_grad_(False), family
 
 
-def load_language_family(model_type: str) -> LanguageFamily:
-    """Returns the declared family, or a default one for a causal language model of transformers. A vision plug-in
-    computes the latter's item embeddings. Raises ValueError for other types."""
+def load_language_family(hf_config: PreTrainedConfig) -> LanguageFamily:
+    """Returns the declared or found family, or a default one for a causal language model of transformers. A vision
+    plug-in computes the latter's item embeddings. Raises ValueError for other types."""
+    model_type = hf_config.model_type
     if model_type not in known_to("llm") and (text_class := MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)):
         return LanguageFamily(whole=text_class, unused=(), decoder="model")
-    family: LanguageFamily = load_family("llm", model_type)
+    declared = load_family("llm", model_type)
+    family: LanguageFamily = declared if isinstance(declared, LanguageFamily) else declared(hf_config)
     return family
 
 

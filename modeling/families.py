@@ -8,13 +8,15 @@ from importlib import import_module
 from typing import Any, Literal
 
 Stage = Literal["preprocess", "encoder", "llm"]
+FOUND = "found:find_language_family"
+"""Of a language half whose facts the model's own methods tell."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """For each stage the place of its `ProcessorFamily`, `VisionFamily` or `LanguageFamily`, as "module:NAME", with a
-    module of the stage's `models`. None: the stage does not support the family, so the family is not served.
-    `why_unserved`: the reason."""
+    """For each stage the place of its `ProcessorFamily`, `VisionFamily` or `LanguageFamily`, or of a function that
+    returns it for a configuration, as "module:NAME", with a module of the stage's `models`. None: the stage does not
+    support the family, so the family is not served. `why_unserved`: the reason."""
 
     preprocess: str | None = None
     encoder: str | None = None
@@ -27,34 +29,34 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
-    "aria": Family("aria:ARIA", "tiles:ARIA", "causal:ARIA"),
+    "aria": Family("aria:ARIA", "tiles:ARIA", FOUND),
     "blip-2": Family("fixed_size:BLIP_2", "tiles:BLIP_2", "causal:BLIP_2"),
     "chameleon": Family("fixed_size:CHAMELEON", "chameleon:CHAMELEON", "causal:CHAMELEON"),
-    "deepseek_vl": Family("fixed_size:DEEPSEEK_VL", "tiles:DEEPSEEK_VL", "causal:DEEPSEEK_VL"),
+    "deepseek_vl": Family("fixed_size:DEEPSEEK_VL", "tiles:DEEPSEEK_VL", FOUND),
     "florence2": Family(
         "fixed_size:FLORENCE2",
         "tiles:FLORENCE2",
         why_unserved="its text model is an encoder-decoder, and the engine runs decoders",
     ),
-    "fuyu": Family("fuyu:FUYU", "fuyu:FUYU", "causal:FUYU"),
+    "fuyu": Family("fuyu:FUYU", "fuyu:FUYU", FOUND),
     "gemma3": Family("gemma3:GEMMA3", "tiles:GEMMA3", "spans:GEMMA3"),
     "gemma3n": Family("fixed_size:GEMMA3N", "tiles:GEMMA3N", "gemma3n:GEMMA3N"),
-    "idefics3": Family("idefics3:IDEFICS3", "idefics3:IDEFICS3", "causal:IDEFICS3"),
+    "idefics3": Family("idefics3:IDEFICS3", "idefics3:IDEFICS3", FOUND),
     "internlm2": Family(
         llm="internlm2:INTERNLM2",
         why_unserved="it is the text half of InternLM-XComposer2, whose vision half is not here",
     ),
-    "internvl": Family("internvl:INTERNVL", "tiles:INTERNVL", "causal:INTERNVL"),
-    "janus": Family("fixed_size:JANUS", "tiles:JANUS", "causal:JANUS"),
-    "llava": Family("fixed_size:LLAVA", "tiles:LLAVA", "causal:LLAVA"),
-    "llava_next": Family("llava_next:LLAVA_NEXT", "llava_next:LLAVA_NEXT", "causal:LLAVA_NEXT"),
-    "llava_onevision": Family("llava_next:LLAVA_ONEVISION", "llava_next:LLAVA_ONEVISION", "causal:LLAVA_ONEVISION"),
+    "internvl": Family("internvl:INTERNVL", "tiles:INTERNVL", FOUND),
+    "janus": Family("fixed_size:JANUS", "tiles:JANUS", FOUND),
+    "llava": Family("fixed_size:LLAVA", "tiles:LLAVA", FOUND),
+    "llava_next": Family("llava_next:LLAVA_NEXT", "llava_next:LLAVA_NEXT", FOUND),
+    "llava_onevision": Family("llava_next:LLAVA_ONEVISION", "llava_next:LLAVA_ONEVISION", FOUND),
     "minicpmv4_6": Family(
         "minicpmv4_6:MINICPMV4_6",
         "minicpmv4_6:MINICPMV4_6",
         why_unserved="its text model has layers of linear attention, whose state no KV cache holds",
     ),
-    "mistral3": Family("mistral3:MISTRAL3", "mistral3:MISTRAL3", "causal:MISTRAL3"),
+    "mistral3": Family("mistral3:MISTRAL3", "mistral3:MISTRAL3", FOUND),
     "molmo2": Family("molmo2:MOLMO2", "molmo2:MOLMO2", "spans:MOLMO2"),
     "paligemma": Family("fixed_size:PALIGEMMA", "tiles:PALIGEMMA", "spans:PALIGEMMA"),
     "phi4_multimodal": Family(
@@ -64,8 +66,8 @@ FAMILIES: dict[str, Family] = {
     "qwen2_5_vl": Family("qwen2_vl:QWEN2_5_VL", "qwen2_vl:QWEN2_5_VL", "qwen2_vl:QWEN2_5_VL"),
     "qwen2_vl": Family("qwen2_vl:QWEN2_VL", "qwen2_vl:QWEN2_VL", "qwen2_vl:QWEN2_VL"),
     "qwen3_vl": Family("qwen2_vl:QWEN3_VL", "qwen2_vl:QWEN3_VL", "qwen2_vl:QWEN3_VL"),
-    "smolvlm": Family("idefics3:SMOLVLM", "idefics3:SMOLVLM", "causal:SMOLVLM"),
-    "vipllava": Family("fixed_size:LLAVA", "tiles:VIPLLAVA", "causal:VIPLLAVA"),
+    "smolvlm": Family("idefics3:SMOLVLM", "idefics3:SMOLVLM", FOUND),
+    "vipllava": Family("fixed_size:LLAVA", "tiles:VIPLLAVA", FOUND),
     "wemm": Family("wemm:WEMM", "wemm:WEMM", "wemm:WEMM"),
 }
 """The families by `model_type` in a checkpoint's config.json."""
@@ -79,7 +81,8 @@ def known_to(stage: Stage) -> list[str]:
 
 
 def load_family(stage: Stage, model_type: str) -> Any:
-    """Imports and returns the stage's declaration of a family. Raises ValueError for an unsupported family."""
+    """Imports and returns the stage's declaration of a family, or the function that finds it. Raises ValueError for an
+    unsupported family."""
     if model_type not in known_to(stage):
         raise ValueError(f"model_type {model_type!r} is not supported, only {known_to(stage)}")
     module, _, name = getattr(FAMILIES[model_type], stage).partition(":")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from raylens.modeling.families import FAMILIES, SERVED_FAMILIES, known_to
+from raylens.modeling.families import FAMILIES, FOUND, SERVED_FAMILIES, known_to
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "add-a-model.md").read_text()
-EXAMPLE = re.compile(r"deepseek[_-]?vl", re.IGNORECASE)
-"""The page's, as a `model_type`, a variable, a class and a name."""
+EXAMPLE = re.compile(r"deepseek[_-]?vl(?!_hybrid)", re.IGNORECASE)
+"""The page's, as a `model_type`, a variable, a class and a name. The hybrid is another family."""
 
 MAY_NAME_IT = {"docs/add-a-model.md", "tests/test_add_a_model.py"}
 
@@ -37,7 +37,9 @@ def test_the_page_lists_every_file_that_names_its_example_and_no_other() -> None
 
 def test_its_steps_name_what_the_table_of_families_says() -> None:
     family = FAMILIES["deepseek_vl"]
-    for stage, place in (("preprocess", family.preprocess), ("encoder", family.encoder), ("llm", family.llm)):
+    assert family.llm == FOUND
+    assert "`FOUND`" in PAGE
+    for stage, place in (("preprocess", family.preprocess), ("encoder", family.encoder)):
         assert place is not None
         assert place in PAGE
         assert f"{stage}/models/{place.partition(':')[0]}.py" in listed()

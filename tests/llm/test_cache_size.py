@@ -12,7 +12,6 @@ from raylens.llm.cache_size import bytes_left_for_cache, shortage_explained, wor
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.llm.model_runner import ModelRunner
-from raylens.modeling.families import load_family
 from tests.small_models import make_checkpoint
 
 DEVICE = torch.device("cuda", 0)
@@ -126,9 +125,9 @@ def test_the_worst_step_can_be_run_with_a_cache_of_one_block(tmp_path: Path, mod
         num_tokens=24,
         num_positions=50,
         num_logits=9,
-        num_rope_axes=load_family("llm", model_type).num_rope_axes,
+        num_rope_axes=runner._family.num_rope_axes,
         block_size=4,
-        is_span=load_family("llm", model_type).has_spans,
+        is_span=runner._family.has_spans,
         embedding_size=runner.embedding_size if has_items else None,
     )
     assert len(step.embed_rows) == (24 if has_items else 0)

@@ -348,6 +348,7 @@ def test_text_models_that_cannot_work_are_refused(tmp_path: Path, text_config: J
 
 
 def test_other_families_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "florence2"}))
-    with pytest.raises(ValueError, match=r"'florence2'.*only \['aria'"):
-        LLMEngine(EngineConfig(str(tmp_path)))
+    for model_type, reason in {"florence2": "it is an encoder-decoder", "clip": r"'clip'.*only \['aria'"}.items():
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+        with pytest.raises(ValueError, match=reason):
+            LLMEngine(EngineConfig(str(tmp_path)))
