@@ -66,6 +66,7 @@ FAMILIES: dict[str, Family] = {
     "qwen2_5_vl": Family("qwen2_vl:QWEN2_5_VL", "qwen2_vl:QWEN2_5_VL", "qwen2_vl:QWEN2_5_VL"),
     "qwen2_vl": Family("qwen2_vl:QWEN2_VL", "qwen2_vl:QWEN2_VL", "qwen2_vl:QWEN2_VL"),
     "qwen3_vl": Family("qwen2_vl:QWEN3_VL", "qwen2_vl:QWEN3_VL", "qwen2_vl:QWEN3_VL"),
+    "qwen3_vl_moe": Family("qwen2_vl:QWEN3_VL", "qwen2_vl:QWEN3_VL_MOE", "qwen2_vl:QWEN3_VL_MOE"),
     "smolvlm": Family("idefics3:SMOLVLM", "idefics3:SMOLVLM", FOUND),
     "vipllava": Family("fixed_size:LLAVA", "tiles:VIPLLAVA", FOUND),
     "wemm": Family("wemm:WEMM", "wemm:WEMM", "wemm:WEMM"),

@@ -101,3 +101,4 @@ def _family(whole: str, *more_projector: str) -> VisionFamily:
 QWEN2_VL = _family("Qwen2VLForConditionalGeneration")
 QWEN2_5_VL = _family("Qwen2_5_VLForConditionalGeneration")
 QWEN3_VL = _family("Qwen3VLForConditionalGeneration", "model.visual.deepstack_merger_list")
+QWEN3_VL_MOE = _family("Qwen3VLMoeForConditionalGeneration", "model.visual.deepstack_merger_list")

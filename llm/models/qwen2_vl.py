@@ -62,7 +62,7 @@ def _check_grids(config: PreTrainedConfig, token_types: torch.Tensor, prompt: Pr
 def _expected_runs(config: PreTrainedConfig, inputs: LanguageInputs) -> Iterator[tuple[int, int]]:
     modality, (time, height, width) = _grid(inputs)
     num_embeds = height * width // config.vision_config.spatial_merge_size**2
-    if modality == _VIDEO and config.model_type == "qwen3_vl":
+    if modality == _VIDEO and config.model_type.startswith("qwen3_vl"):
         yield from [(modality, num_embeds)] * time  # a run for each frame, because timestamps separate the frames
     else:
         yield modality, time * num_embeds
@@ -71,7 +71,8 @@ def _expected_runs(config: PreTrainedConfig, inputs: LanguageInputs) -> Iterator
 _family = partial(LanguageFamily, unused=("model.visual",), layout=_layout, num_rope_axes=3)
 QWEN2_VL = _family(whole="Qwen2VLForConditionalGeneration")
 QWEN2_5_VL = _family(whole="Qwen2_5_VLForConditionalGeneration")
-QWEN3_VL = _family(
-    whole="Qwen3VLForConditionalGeneration",
-    num_deepstack_levels=lambda config: len(config.vision_config.deepstack_visual_indexes),
+_with_deepstack = partial(
+    _family, num_deepstack_levels=lambda config: len(config.vision_config.deepstack_visual_indexes)
 )
+QWEN3_VL = _with_deepstack(whole="Qwen3VLForConditionalGeneration")
+QWEN3_VL_MOE = _with_deepstack(whole="Qwen3VLMoeForConditionalGeneration")

@@ -1,6 +1,6 @@
 """Loads a checkpoint so that each rank reads only its own part of each weight."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from transformers.core_model_loading import (
     Concatenate,
     MergeModulelist,
     Split,
+    Transpose,
     WeightConverter,
     WeightRenaming,
     dot_natural_key,
@@ -85,22 +86,24 @@ def _parts(
     model: PreTrainedModel, slices: dict[str, Any], partitions: dict[str, Partition], mapping: list[Any]
 ) -> dict[str, Any]:
     """Returns `slices` by checkpoint key, with this rank's part in place of each divided weight."""
-    stored = _find_targets(model, slices, mapping)
+    expected = model.state_dict()
+    stored = _find_targets(model, slices, mapping, expected)
     by_name: dict[str, list[_Stored]] = {}
     for entry in stored.values():
         by_name.setdefault(entry.name, []).append(entry)
     parts: dict[str, Any] = {}
     for key, entry in stored.items():
-        partition = _partition_of(key, entry, by_name[entry.name], partitions)
+        partition = _partition_of(key, entry, by_name[entry.name], partitions, expected)
         parts[key] = entry.weight if partition is None else StoredPart(entry.weight, partition)
     return parts
 
 
-def _find_targets(model: PreTrainedModel, slices: dict[str, Any], mapping: list[Any]) -> dict[str, _Stored]:
+def _find_targets(
+    model: PreTrainedModel, slices: dict[str, Any], mapping: list[Any], expected: dict[str, torch.Tensor]
+) -> dict[str, _Stored]:
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
-    expected = model.state_dict()
     stored = {}
     # In transformers' own order, because some renamings depend on it.
     for key in sorted(slices, key=dot_natural_key):
@@ -113,10 +116,14 @@ def _find_targets(model: PreTrainedModel, slices: dict[str, Any], mapping: list[
 
 
 def _partition_of(
-    key: str, entry: _Stored, of_one_name: list[_Stored], partitions: dict[str, Partition]
+    key: str,
+    entry: _Stored,
+    of_one_name: list[_Stored],
+    partitions: dict[str, Partition],
+    expected: dict[str, torch.Tensor],
 ) -> Partition | None:
-    """Returns the part of a stored weight that this rank reads, or None for the whole weight. Raises ValueError for a
-    conversion that needs the whole weight."""
+    """Returns the part of a stored weight that this rank reads, or None for the whole weight. `expected`: this rank's
+    weights. Raises ValueError for a conversion that needs the whole weight."""
     partition = partitions.get(entry.name)
     converter = entry.converter
     if converter is None or partition is None:
@@ -131,6 +138,20 @@ def _partition_of(
         targets = converter.target_patterns
         names = [entry.name.replace(targets[0], target) for target in targets]
         return joined([partitions[name] for name in names])
+    if isinstance(first, Transpose) and not further:
+        return _before_transposition(partition, first, entry.weight.get_shape(), expected[entry.name].shape)
     if all(isinstance(operation, MergeModulelist | Concatenate) for operation in converter.operations):
         return partition
     raise ValueError(f"{key}: a weight that {converter.operations} convert cannot be loaded in parts")
+
+
+def _before_transposition(
+    partition: Partition, transposition: Transpose, stored: Sequence[int], own: Sequence[int]
+) -> Partition:
+    """Returns the partition of a `stored` weight that transformers transposes unless it has the model's shape. `own`:
+    the shape of this rank's part in the model."""
+    whole = [partition.full if dim == partition.dim + len(own) else size for dim, size in enumerate(own)]
+    if list(stored) == whole:
+        return partition
+    one, other = transposition.dim0 - len(own), transposition.dim1 - len(own)
+    return partition.on({one: other, other: one}.get(partition.dim, partition.dim))

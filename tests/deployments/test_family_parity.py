@@ -25,16 +25,16 @@ from tests.small_models import NUM_TOKENS, make_checkpoint, with_pictures_of_102
 
 pytest_plugins = ("tests.page_fixtures",)
 
-# Three rotary positions of a token, pictures of all sizes and features for several layers; tokens of a picture that see
-# each other; pictures whose tokens see each other and are twice as many as go in a step by default.
+# Experts, three rotary positions of a token, pictures of all sizes and features for several layers; tokens of a picture
+# that see each other; pictures whose tokens see each other and are twice as many as go in a step by default.
 SERVED = [
-    ("qwen3_vl", "inline"),
+    ("qwen3_vl_moe", "inline"),
     pytest.param(("gemma3", "separate"), marks=pytest.mark.slow),
     ("paligemma", "separate"),
 ]
 ONE_PICTURE: list[tuple[str, list[int]]] = [("What?", [0]), ("What?", [1])]
 QUESTIONS = {
-    "qwen3_vl": [*ONE_PICTURE, ("And these?", [2, 3, 0]), ("Hello", [])],
+    "qwen3_vl_moe": [*ONE_PICTURE, ("And these?", [2, 3, 0]), ("Hello", [])],
     "gemma3": [*ONE_PICTURE, ("And these?", [2, 3, 0]), ("Hello", [])],
     "paligemma": [*ONE_PICTURE, ("Where is it?", [2]), ("Why?", [3])],
 }
@@ -122,7 +122,7 @@ def test_more_tokens_that_see_each_other_than_a_step_can_hold_are_refused_with_t
 
 
 def test_videos_are_answered_as_by_generate(served: Served) -> None:
-    if served.model_type != "qwen3_vl":
+    if served.model_type != "qwen3_vl_moe":
         with pytest.raises(BadRequestError, match=r"messages\[0\].content\[0\].video_url: .*video") as caught:
             served.ask("What happens?", [], [0])
         assert caught.value.status_code == 400
@@ -135,7 +135,7 @@ def test_videos_are_answered_as_by_generate(served: Served) -> None:
 
 def test_a_request_chooses_how_many_frames_of_a_video_the_model_gets(served: Served) -> None:
     """Of 24 frames in 3 seconds, and beside a picture, which has no such option."""
-    if served.model_type != "qwen3_vl":
+    if served.model_type != "qwen3_vl_moe":
         return  # takes no videos
 
     def num_tokens(**fields: Any) -> int:
@@ -169,7 +169,7 @@ def test_a_request_chooses_how_many_frames_of_a_video_the_model_gets(served: Ser
 def test_wrong_numbers_of_frames_are_refused_by_name(
     served: Served, fields: dict[str, Any], param: str, message: str
 ) -> None:
-    if served.model_type != "qwen3_vl":
+    if served.model_type != "qwen3_vl_moe":
         return  # takes no videos
     with pytest.raises(BadRequestError, match=message) as caught:
         served.ask("?", [], [0], **fields)
@@ -183,7 +183,7 @@ def test_the_page_asks_about_videos_where_the_model_takes_them(
     file.write_bytes(clip(0))
     page = open_page(context, served.url, "small")
     page.set_input_files("#media-files", file)
-    if served.model_type != "qwen3_vl":
+    if served.model_type != "qwen3_vl_moe":
         expect(page.get_by_role("alert")).to_contain_text("it is a video, and the model here takes only pictures")
         expect(page.get_by_role("button", name="Add pictures", exact=True)).to_be_visible()
     else:
@@ -197,7 +197,7 @@ def test_the_page_asks_about_videos_where_the_model_takes_them(
 
 def test_items_beside_a_prompt_go_where_its_placeholders_are(served: Served) -> None:
     """Whatever the order in which the client names pictures and videos."""
-    if served.model_type != "qwen3_vl":
+    if served.model_type != "qwen3_vl_moe":
         return  # takes no videos
     pictures = [data_url(encoded(picture(index))) for index in (0, 1)]
     videos = [video_part(clip(0))["video_url"]["url"]]

@@ -107,6 +107,7 @@ DIVIDED = {
     ("qwen2_5_vl", "video"),
     ("qwen2_vl", "video"),
     ("qwen3_vl", "video"),
+    ("qwen3_vl_moe", "video"),
     ("smolvlm", "image"),
     ("smolvlm", "video"),
 }

@@ -115,7 +115,7 @@ class Conversations:
 
     def _frames(self, clip: DecodedVideo) -> torch.Tensor:
         """Two of one for Qwen3-VL, which repeats a single frame only behind a check that refuses it."""
-        is_alone = len(clip.frames) == 1 and self._model.config.model_type == "qwen3_vl"
+        is_alone = len(clip.frames) == 1 and self._model.config.model_type.startswith("qwen3_vl")
         return torch.from_numpy(clip.frames).expand(2 if is_alone else len(clip.frames), -1, -1, -1)
 
     def _text_inputs(self, token_ids: Sequence[int]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from tests.small_models import Request, small_requests, whole_class
 
 LAYER_BY_LAYER = {
     "aria": "AriaTextDecoderLayer",
+    "qwen3_vl_moe": "Qwen3VLMoeTextDecoderLayer",
     "blip-2": "OPTModel",
     "chameleon": "ChameleonDecoderLayer",
     "fuyu": "PersimmonDecoderLayer",

@@ -37,7 +37,7 @@ from tests.small_models import (
 from tests.wemm_reference import names_in_halves
 
 KV_CACHE_BYTES = 2**22
-VIDEO_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+VIDEO_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 
 
 @dataclass(frozen=True)

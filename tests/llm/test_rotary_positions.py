@@ -44,7 +44,7 @@ def engines(conversations: Conversations) -> Engines:
 
 
 def test_families_with_several_axes_are_known() -> None:
-    assert FAMILIES == ["qwen2_5_vl", "qwen2_vl", "qwen3_vl"]
+    assert FAMILIES == ["qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe"]
 
 
 @pytest.mark.long

@@ -206,6 +206,12 @@ def _qwen3_vl(tokenizer: Tokenizer) -> Json:
     return _qwen(tokenizer, "qwen3_vl_text", patch_size=16, deepstack_visual_indexes=[0], **more)
 
 
+def _qwen3_vl_moe(tokenizer: Tokenizer) -> Json:
+    settings = _qwen3_vl(tokenizer)
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    return {**settings, "text_config": {**settings["text_config"], "model_type": "qwen3_vl_moe_text", **experts}}
+
+
 def _fuyu(tokenizer: Tokenizer) -> Json:
     sizes = {"image_size": 90, "patch_size": 15, "image_token_id": tokenizer.token_to_id("|SPEAKER|")}
     return {"text_config": _text("persimmon", tokenizer), **sizes}
@@ -483,6 +489,7 @@ _FAMILIES = {
     "qwen2_vl": _Family("Qwen2VLProcessor", _qwen2_vl, _QWEN2_IMAGES, videos=_QWEN2_VIDEOS, **_QWEN),
     "qwen2_5_vl": _Family("Qwen2_5_VLProcessor", _qwen2_5_vl, _QWEN2_IMAGES, videos=_QWEN2_VIDEOS, **_QWEN),
     "qwen3_vl": _Family("Qwen3VLProcessor", _qwen3_vl, _QWEN3_IMAGES, videos=_QWEN3_VIDEOS, **_QWEN),
+    "qwen3_vl_moe": _Family("Qwen3VLProcessor", _qwen3_vl_moe, _QWEN3_IMAGES, videos=_QWEN3_VIDEOS, **_QWEN),
     "fuyu": _Family(
         "FuyuProcessor",
         _fuyu,
