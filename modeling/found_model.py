@@ -1,4 +1,4 @@
-"""Finds the parts of a vision-language model of transformers that no family declares, by transformers' own methods."""
+"""Finds the parts of a vision-language model by transformers' own methods."""
 
 import copy
 import inspect
@@ -18,24 +18,19 @@ class FoundModel:
     """Paths of the parts in the model; "" is the model itself.
 
     `whole`: the model's class. `on_meta`: such a model without weights. `decoder`: takes embeddings and positions, and
-    has neither vision half nor output head. `head`: the output embeddings; None: there are none. `encoder`: the module
-    with `get_image_features`. `positions`: the module with `get_rope_index`; None: positions are those of text."""
+    has neither vision half nor output head. `head`: the output embeddings; None: there are none. `positions`: the
+    module with `get_rope_index`; None: positions are those of text."""
 
     whole: type[PreTrainedModel]
     on_meta: PreTrainedModel
     decoder: str
     head: str | None
-    encoder: str
     positions: str | None
 
     @property
     def unused_by_language(self) -> tuple[str, ...]:
         """Returns the paths of all modules beside the decoder and the head."""
         return tuple(self._beside_the_decoder())
-
-    @property
-    def unused_by_vision(self) -> tuple[str, ...]:
-        return (self.decoder, *([] if self.head is None else [self.head]))
 
     def _beside_the_decoder(self) -> Iterator[str]:
         names = self.decoder.split(".")
@@ -48,19 +43,14 @@ class FoundModel:
 
 
 def find_model(config: PreTrainedConfig) -> FoundModel:
-    """Raises ValueError if transformers has no such model, or if a part is not where transformers' own methods say."""
+    """Raises ValueError if transformers has no such model."""
     model_type = config.model_type
     name = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(model_type)
     if name is None:
         raise ValueError(f"model_type {model_type!r} is no model of transformers with pictures and text")
-    if config.is_encoder_decoder:
-        raise ValueError(f"model_type {model_type!r} is not supported: it is an encoder-decoder")
     whole: type[PreTrainedModel] = getattr(transformers, name)
     with torch.device("meta"):
         model = whole._from_config(copy.deepcopy(config))  # some models write into their settings
-    encoder = _owner_of("get_image_features", model)
-    if encoder is None:
-        raise ValueError(f"model_type {model_type!r} is not supported: it has no `get_image_features`")
     head = model.get_output_embeddings()
     paths = {module: path for path, module in model.named_modules()}
     return FoundModel(
@@ -68,7 +58,6 @@ def find_model(config: PreTrainedConfig) -> FoundModel:
         model,
         decoder=paths[_find_decoder(model)],
         head=None if head is None else paths[head],
-        encoder=encoder,
         positions=_owner_of("get_rope_index", model),
     )
 

@@ -15,7 +15,7 @@ _STARTS_PROCESSES = re.compile(
 """In the source of a module of tests."""
 _LONG = {"cluster", "dashboards", "planning"}
 """Folders whose tests take seconds each: hosts, Prometheus, simulations."""
-_MATRICES = {"cpu_kernels", "encoder", "llm", "modeling", "preprocess"}
+_MATRICES = {"cpu_kernels", "encoder", "llm", "model_coverage", "modeling", "preprocess"}
 """Folders whose tests run for many families, dtypes and kernels. Only the first case of each test runs."""
 
 

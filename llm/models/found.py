@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from raylens.llm.models.family import LanguageFamily, output_head
 from raylens.llm.prompt_layout import PLAIN, PromptLayout
-from raylens.modeling.found_model import FoundModel, arguments_of, find_model
+from raylens.modeling.found_model import arguments_of, find_model
 from raylens.preprocess.schema import InvalidRequestError, LanguageInputs, ProcessedPrompt
 
 _TEXT, _IMAGE, _VIDEO = 0, 1, 2
@@ -25,13 +25,14 @@ _TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")
 
 
 def find_language_family(config: PreTrainedConfig) -> LanguageFamily:
-    """Raises ValueError for a model whose parts are not where transformers' own methods say."""
+    """Raises ValueError if transformers has no such model."""
     found = find_model(config)
+    taken = arguments_of(found.on_meta.get_submodule(found.decoder).forward)
     family = LanguageFamily(
         whole=found.whole,
         unused=found.unused_by_language,
         decoder=found.decoder,
-        num_deepstack_levels=partial(_num_deepstack_levels, found),
+        num_deepstack_levels=partial(_num_deepstack_levels, "deepstack_visual_embeds" in taken),
         logits=partial(_logits_of_whole, found.decoder),
     )
     if found.positions is None:
@@ -52,10 +53,8 @@ def with_plain_head(family: LanguageFamily, model: PreTrainedModel) -> LanguageF
     return replace(family, logits=output_head) if is_plain else family
 
 
-def _num_deepstack_levels(found: FoundModel, config: PreTrainedConfig) -> int:
-    if "deepstack_visual_embeds" not in arguments_of(found.on_meta.get_submodule(found.decoder).forward):
-        return 0
-    return len(config.vision_config.deepstack_visual_indexes)
+def _num_deepstack_levels(has_levels: bool, config: PreTrainedConfig) -> int:
+    return len(config.vision_config.deepstack_visual_indexes) if has_levels else 0
 
 
 def _layout(path: str, model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
