@@ -58,7 +58,7 @@ def _num_deepstack_levels(has_levels: bool, config: PreTrainedConfig) -> int:
 
 
 def _layout(path: str, model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
-    """Returns the rotary positions that the model itself computes, see `llm/models/qwen2_vl.py`."""
+    """Returns `rope_layout` for the placeholders of pictures and videos."""
     if not prompt.placeholders:
         return PLAIN
     token_types, num_runs = [_TEXT] * len(prompt.prompt_token_ids), 0
@@ -71,9 +71,22 @@ def _layout(path: str, model: PreTrainedModel, prompt: ProcessedPrompt) -> Promp
     if num_runs != sum(kind != _TEXT for kind, _ in groupby(token_types)):
         # The model does not check this: it would merge two adjacent items without a token between them.
         raise InvalidRequestError("two items have no token between them in the prompt", field="messages")
-    positions = _rope_positions(model.get_submodule(path), prompt.prompt_token_ids, token_types, prompt.language_inputs)
-    offsets = positions[:, -1] + 1 - len(token_types)
-    return PromptLayout(positions, tuple(offsets.tolist()), is_prefix_cacheable=token_types[-1] == _TEXT)
+    return rope_layout(model.get_submodule(path), prompt, token_types)
+
+
+def rope_layout(owner: nn.Module, prompt: ProcessedPrompt, token_types: Sequence[int]) -> PromptLayout:
+    """Returns the rotary positions that the model itself computes. `owner`: has `get_rope_index`. `token_types`: for
+    each token 0 for text, 1 for a picture, 2 for a video.
+
+    As in `generate`, each axis continues from the prompt's last token. The model's own `rope_deltas` continue from the
+    largest position of the prompt, often a position of a video's last frame."""
+    positions = _rope_positions(owner, prompt.prompt_token_ids, token_types, prompt.language_inputs)
+    return PromptLayout(
+        rope_positions=positions,
+        rope_offsets=tuple((positions[:, -1] + 1 - len(token_types)).tolist()),
+        # Directly after an item, generated text has other positions than text of a longer prompt.
+        is_prefix_cacheable=token_types[-1] == _TEXT,
+    )
 
 
 def _rope_positions(

@@ -66,7 +66,6 @@ _SHUFFLED = {"vision_config": {"out_hidden_size": 256}, "out_hidden_size": 256}
 _TIMM = {"embed_dim": 64, "img_size": [56, 56], "depth": 2, "num_heads": 4, "global_pool": "", "ref_feat_shape": [4, 4]}
 _THINKER = {"vision_start_token_id": 30, "vision_end_token_id": 31, "audio_start_token_id": 32}
 EXCEPTIONS: dict[str, Values] = {
-    "aria": {"projector_patch_to_query_dict": {16: 4}},
     "cohere_compass": {"text_config": {"rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}}},
     "deepseek_ocr2": {
         "text_config": {**_EXPERT_LAYERS, "num_experts_per_tok": 2},

@@ -166,7 +166,7 @@ def test_found_halves_answer_as_generate_does(model_type: str, tmp_path: Path, m
     assert len({tuple(one.expected) for one in requests}) == len(requests), "answers must depend on the input"
     model.save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
-    monkeypatch.setattr("raylens.llm.loader.load_language_family", lambda config: find_language_family(config))
+    monkeypatch.setattr("raylens.llm.loader.load_language_family", find_language_family)
     for budget in (2048, 11):
         config = EngineConfig(str(tmp_path), kv_cache_bytes=2**22, block_size=4, max_num_batched_tokens=budget)
         engine = LLMEngine(config)
