@@ -8,7 +8,7 @@ from raylens.encoder.models.family import VisionFamily
 from raylens.encoder.packed_attention import use_packed_attention
 from raylens.encoder.parts import place_parts
 from raylens.encoder.tile_attention import use_tile_attention
-from raylens.modeling.families import load_family
+from raylens.modeling.families import family_of
 from raylens.modeling.half_model import load_half
 from raylens.modeling.model_configs import load_model_config
 from raylens.modeling.packed_linear import has_kernel_layers
@@ -20,7 +20,7 @@ def load_vision_half(config: EncoderConfig) -> tuple[PreTrainedModel, VisionFami
 
     Raises ValueError for an unsupported family and for a checkpoint that lacks a weight."""
     hf_config = load_model_config(config.model, config.revision)
-    family: VisionFamily = load_family("encoder", hf_config.model_type)
+    family: VisionFamily = family_of("encoder", hf_config)
     model = load_half(
         family.model_class,
         config.model,

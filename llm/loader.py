@@ -14,7 +14,7 @@ from raylens.llm.models.found import with_plain_head
 from raylens.llm.ranks.parallel import ProcessGroup
 from raylens.llm.ranks.sharded_loading import sharded_class
 from raylens.modeling.context_length import check_context_length
-from raylens.modeling.families import known_to, load_family
+from raylens.modeling.families import family_of, is_found, known_to
 from raylens.modeling.half_model import load_half
 from raylens.modeling.model_configs import load_model_config
 
@@ -66,10 +66,10 @@ def load_language_family(hf_config: PreTrainedConfig) -> LanguageFamily:
     """Returns the declared or found family, or a default one for a causal language model of transformers. A vision
     plug-in computes the latter's item embeddings. Raises ValueError for other types."""
     model_type = hf_config.model_type
-    if model_type not in known_to("llm") and (text_class := MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)):
+    is_known = model_type in known_to("llm") or is_found(model_type)
+    if not is_known and (text_class := MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)):
         return LanguageFamily(whole=text_class, unused=(), decoder="model")
-    declared = load_family("llm", model_type)
-    family: LanguageFamily = declared if isinstance(declared, LanguageFamily) else declared(hf_config)
+    family: LanguageFamily = family_of("llm", hf_config)
     return family
 
 

@@ -28,6 +28,7 @@ class Family:
         return None not in (self.preprocess, self.encoder, self.llm)
 
 
+_FOUND_FAMILY = Family("found:find_processor_family", "found:find_vision_family", FOUND)
 FAMILIES: dict[str, Family] = {
     "aria": Family("aria:ARIA", "tiles:ARIA", FOUND),
     "blip-2": Family("fixed_size:BLIP_2", "tiles:BLIP_2", "causal:BLIP_2"),
@@ -81,10 +82,31 @@ def known_to(stage: Stage) -> list[str]:
     return sorted(name for name, family in FAMILIES.items() if getattr(family, stage) is not None)
 
 
+def is_found(model_type: str) -> bool:
+    """Returns whether no row has the family, and transformers has it."""
+    if model_type in FAMILIES:
+        return False
+    from raylens.modeling.torchvision_build import make_importable
+
+    make_importable()
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    return model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+
 def load_family(stage: Stage, model_type: str) -> Any:
     """Imports and returns the stage's declaration of a family, or the function that finds it. Raises ValueError for an
     unsupported family."""
-    if model_type not in known_to(stage):
+    row = _FOUND_FAMILY if is_found(model_type) else FAMILIES.get(model_type)
+    place: str | None = None if row is None else getattr(row, stage)
+    if place is None:
         raise ValueError(f"model_type {model_type!r} is not supported, only {known_to(stage)}")
-    module, _, name = getattr(FAMILIES[model_type], stage).partition(":")
+    module, _, name = place.partition(":")
     return getattr(import_module(f"raylens.{stage}.models.{module}"), name)
+
+
+def family_of(stage: Stage, config: Any) -> Any:
+    """Returns the stage's declared or found family of a model's configuration. Raises ValueError for an unsupported
+    family."""
+    family = load_family(stage, config.model_type)
+    return family(config) if callable(family) else family

@@ -12,20 +12,45 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
+from raylens.modeling.half_model import is_within
+
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
     """Paths of the parts in the model; "" is the model itself.
 
     `whole`: the model's class. `on_meta`: such a model without weights. `decoder`: takes embeddings and positions, and
-    has neither vision half nor output head. `head`: the output embeddings; None: there are none. `positions`: the
-    module with `get_rope_index`; None: positions are those of text."""
+    has neither vision half nor output head. `head`: the output embeddings; None: there are none. `features`: the
+    module with `get_image_features`; None: there is none. `positions`: the module with `get_rope_index`; None:
+    positions are those of text."""
 
     whole: type[PreTrainedModel]
     on_meta: PreTrainedModel
     decoder: str
     head: str | None
+    features: str | None
     positions: str | None
+
+    @property
+    def picture_fields(self) -> list[str]:
+        """Returns the names of the processor's outputs that `get_image_features` may take."""
+        return (
+            [] if self.features is None else arguments_of(self.on_meta.get_submodule(self.features).get_image_features)
+        )
+
+    @property
+    def position_fields(self) -> list[str]:
+        """Returns the names of the processor's outputs that `get_rope_index` may take."""
+        if self.positions is None:
+            return []
+        taken = arguments_of(self.on_meta.get_submodule(self.positions).get_rope_index)
+        return [name for name in taken if name not in ("input_ids", "attention_mask", *TOKEN_TYPES)]
+
+    @property
+    def unused_by_vision(self) -> tuple[str, ...]:
+        """Returns the paths of the decoder and the head."""
+        is_apart = self.head is not None and not is_within(self.head, [self.decoder])
+        return (self.decoder, self.head) if is_apart and self.head is not None else (self.decoder,)
 
     @property
     def unused_by_language(self) -> tuple[str, ...]:
@@ -40,6 +65,29 @@ class FoundModel:
                 path = f"{owner}.{other}".removeprefix(".")
                 if other != name and path != self.head:
                     yield path
+
+
+TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")
+"""Names under which a class takes the modality of each token."""
+_PLACEHOLDERS = (
+    "image_token_id",
+    "image_token_index",
+    "image_patch_id",
+    "im_token_id",
+    "img_context_token_id",
+    "media_placeholder_token_id",
+)
+"""Names under which a configuration has the token at positions with a picture's embedding."""
+
+
+def placeholder_id(config: Any) -> int:
+    """Returns the token at positions with a picture's embedding. Raises ValueError if the configuration names none."""
+    for name in _PLACEHOLDERS:
+        if isinstance(found := getattr(config, name, None), int):
+            return found
+    if isinstance(found := (getattr(config, "vocabulary_map", None) or {}).get("<image>"), int):
+        return found
+    raise ValueError(f"the configuration of a {config.model_type!r} names no token for pictures")
 
 
 def find_model(config: PreTrainedConfig) -> FoundModel:
@@ -58,6 +106,7 @@ def find_model(config: PreTrainedConfig) -> FoundModel:
         model,
         decoder=paths[_find_decoder(model)],
         head=None if head is None else paths[head],
+        features=_owner_of("get_image_features", model),
         positions=_owner_of("get_rope_index", model),
     )
 

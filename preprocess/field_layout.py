@@ -16,7 +16,7 @@ Outputs: TypeAlias = Mapping[str, Any]
 
 Fields: TypeAlias = Mapping[str, Callable[[Any], torch.Tensor]]
 """The outputs that make up an item, by name: `first_row`, if items are stacked on a new axis, or `whole`, if they are
-concatenated."""
+concatenated. An item may lack some, such as the tiles of a large picture."""
 
 
 def first_row(output: Any) -> torch.Tensor:
@@ -29,7 +29,7 @@ def whole(output: Any) -> torch.Tensor:
 
 def item_tensors(fields: Fields, outputs: Outputs) -> ItemTensors:
     """Returns the item's tensors by field name. They may share memory with the outputs."""
-    return {name: part(outputs[name]) for name, part in fields.items()}
+    return {name: part(outputs[name]) for name, part in fields.items() if name in outputs}
 
 
 def blank_pixels(*shape: int) -> npt.NDArray[np.float32]:

@@ -231,7 +231,7 @@ def _info(
     times: tuple[schema.StageTime, ...] = (),
 ) -> schema.ItemInfo:
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-    language_inputs = {name: tensors[name].unsqueeze(0).numpy() for name in rules.language_fields}
+    language_inputs = {name: tensors[name].unsqueeze(0).numpy() for name in rules.language_fields if name in tensors}
     return schema.ItemInfo(modality, expansion, num_bytes, is_encoded, language_inputs, times)
 
 

@@ -4,6 +4,7 @@ The file holds `size`, an integer tensor [height, width] of the picture in pixel
 positions in the prompt. It also holds either `embeddings` (num_embeds, embedding_size) or the outputs of the Hugging
 Face processor. safetensors holds numbers only, and no code."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -50,9 +51,9 @@ def read_precomputed(content: bytes, fields: Fields, *, limits: MediaLimits) -> 
     except Exception as error:
         raise _invalid(f"the {len(content)} bytes are no safetensors file") from error
     size = _checked_size(tensors.pop(_SIZE, None), limits=limits)
-    expected = {EMBEDDINGS} if EMBEDDINGS in tensors else set(fields)
-    if tensors.keys() != expected:
-        raise _invalid(f"the file has {len(tensors)} tensors beside {_SIZE!r}, expected are {sorted(expected)}")
+    expected = {EMBEDDINGS} if EMBEDDINGS in tensors else fields.keys() & tensors.keys()
+    if not expected or tensors.keys() != expected:
+        raise _unexpected(tensors, expected or fields.keys())
     for name, tensor in tensors.items():
         if tensor.dtype not in _DTYPES:
             raise _invalid(f"{name} is {_described(tensor)}, which no processor makes")
@@ -69,10 +70,12 @@ def checked_inputs(
     Fields that follow from the picture's size are taken from `expected`. These are grids, indices and masks, with which
     an encoder addresses a batch that holds other clients' items.
 
-    Raises InvalidRequestError unless each tensor has the shape of its namesake, in the Hugging Face processor's form or
-    in the server's, and is floating-point if its namesake is; if a field that follows from the size differs; and if a
-    content field has another dtype."""
+    Raises InvalidRequestError unless the tensors are those of `expected`, and each has the shape of its namesake, in
+    the Hugging Face processor's form or in the server's, and is floating-point if its namesake is; if a field that
+    follows from the size differs; and if a content field has another dtype."""
     whole = rules.unpack(processor, expected)
+    if item.tensors.keys() != whole.keys():
+        raise _unexpected(item.tensors, whole.keys())
     for name, given in item.tensors.items():
         has_shape = given.shape in (whole[name].shape, expected[name].shape)
         if not has_shape or given.is_floating_point() != whole[name].is_floating_point():
@@ -110,6 +113,10 @@ def _checked_size(size: torch.Tensor | None, limits: MediaLimits) -> Size:
     height, width = (int(side) for side in size)
     check_image_size((width, height), limits=limits)
     return height, width
+
+
+def _unexpected(tensors: ItemTensors, expected: Iterable[str]) -> InvalidRequestError:
+    return _invalid(f"the file has {len(tensors)} tensors beside {_SIZE!r}, expected are {sorted(expected)}")
 
 
 def _described(tensor: torch.Tensor) -> str:

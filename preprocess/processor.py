@@ -7,9 +7,10 @@ import copy
 from dataclasses import dataclass, field
 
 import torch
+from transformers import PreTrainedConfig
 
 from raylens.modeling.context_length import default_context_length
-from raylens.modeling.families import load_family
+from raylens.modeling.families import family_of
 from raylens.modeling.model_configs import load_model_config
 from raylens.preprocess.hf_processor import ImageBackend, load_processor
 from raylens.preprocess.interleaved_pixels import keep_pixels_interleaved
@@ -46,7 +47,7 @@ class MultiModalProcessor:
 
     def __init__(self, config: ProcessorConfig) -> None:
         hf_config = load_model_config(config.model, config.revision)
-        family = _family(config, hf_config.model_type)
+        family = _family(config, hf_config)
         processor = load_processor(family, config.model, revision=config.revision, backend=config.image_backend)
         keep_pixels_interleaved(getattr(processor, "image_processor", None))
         text_config = hf_config.get_text_config()
@@ -76,10 +77,10 @@ class MultiModalProcessor:
         self.identity = self.items.identity(f"{config.model}@{config.revision}")
 
 
-def _family(config: ProcessorConfig, model_type: str) -> ProcessorFamily:
+def _family(config: ProcessorConfig, hf_config: PreTrainedConfig) -> ProcessorFamily:
     if config.vision_plugin is not None:
         from raylens.preprocess.models.vision_plugin import plugin_family
 
         return plugin_family(find_plugin(config.vision_plugin, config.model), config.vision_plugin.params)
-    family: ProcessorFamily = load_family("preprocess", model_type)
+    family: ProcessorFamily = family_of("preprocess", hf_config)
     return family

@@ -53,6 +53,7 @@ _TORCHVISION = "modeling.torchvision_build"
 _WITHOUT_WEIGHTS = (
     "modeling.context_length",
     "modeling.families",
+    "modeling.found_model",
     "modeling.model_configs",
     "modeling.wemm_config",
     _TORCHVISION,

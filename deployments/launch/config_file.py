@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.deployments.config import AppConfig, ModelConfig, VisionPluginConfig
 from raylens.deployments.endpoint.api_keys import ApiKeysError, read_keys
-from raylens.modeling.families import FAMILIES, SERVED_FAMILIES
+from raylens.modeling.families import FAMILIES, SERVED_FAMILIES, is_found
 from raylens.preprocess.vision_plugins.registry import installed_plugins
 
 ModelT = TypeVar("ModelT", bound=ModelConfig)
@@ -176,10 +176,11 @@ def _check_family(argument: str, file: Path, *, has_plugin: bool) -> None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{argument}: no readable config.json with a model_type in it") from error
     if has_plugin:
-        if model_type in FAMILIES and FAMILIES[model_type].encoder is not None:
+        has_encoder = model_type in FAMILIES and FAMILIES[model_type].encoder is not None
+        if has_encoder or is_found(model_type):
             raise ConfigError(f"{argument}: a {model_type!r} has a vision half and takes no vision plug-in")
         return
-    if model_type not in SERVED_FAMILIES:
+    if model_type not in SERVED_FAMILIES and not is_found(model_type):
         reason = f": {FAMILIES[model_type].why_unserved}" if model_type in FAMILIES else ""
         served = sorted(SERVED_FAMILIES)
         raise ConfigError(f"{argument}: model_type {model_type!r} is not supported{reason}, only {served}")

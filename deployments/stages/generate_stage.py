@@ -72,11 +72,12 @@ class Generate(Replica):
         engine.call_when_adapter_read(self._loop.wake)
         self._connections = PieceConnections()
         self._metrics = GenerateMetrics()
-        self._details = kernels_in_use(config.generate_device)
+        self._details = kernels_in_use(config.generate_device) | self._family
         self._report_regularly(lambda: self._metrics.report(engine.stats))
         skip_startup_objects()
 
     def _load(self, config: AppConfig, ranks: RankActors | None) -> "LLMEngine":
+        self._family = _checked_family(config)
         # The encoder loads first, because the KV cache takes the remaining memory. Its graphs may take as much memory
         # as its activations.
         self._encoder = None if config.encode.placement == "separate" else Encode(config, spans=self._spans)
@@ -221,6 +222,24 @@ class Generate(Replica):
         self._loop.check_health()
         if self._encoder is not None:
             self._encoder.check_health()
+
+
+def _checked_family(config: AppConfig) -> dict[str, str]:
+    """Returns an entry for `/health` of a model that no family declares. Raises SelfTestError for one that the stages
+    would compute wrongly."""
+    from raylens.modeling.families import is_found
+    from raylens.modeling.model_configs import load_model_config
+
+    if config.vision_plugin.name is not None:
+        return {}
+    if not is_found(load_model_config(config.model, config.revision).model_type):
+        return {}
+    from raylens.deployments.stages.found_model_check import check_found_model
+
+    logger.info("no family declares this model: its halves are compared with the model before the first request")
+    told = check_found_model(config.model, config.revision)
+    logger.info("%s", told)
+    return {"family": told}
 
 
 def _largest_picture_tokens(items: "ItemProcessor") -> int:

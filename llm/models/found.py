@@ -16,12 +16,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from raylens.llm.models.family import LanguageFamily, output_head
 from raylens.llm.prompt_layout import PLAIN, PromptLayout
-from raylens.modeling.found_model import arguments_of, find_model
+from raylens.modeling.found_model import TOKEN_TYPES, arguments_of, find_model
 from raylens.preprocess.schema import InvalidRequestError, LanguageInputs, ProcessedPrompt
 
 _TEXT, _IMAGE, _VIDEO = 0, 1, 2
-_TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")
-"""Names under which a class takes the modality of each token."""
 
 
 def find_language_family(config: PreTrainedConfig) -> LanguageFamily:
@@ -95,7 +93,7 @@ def _rope_positions(
     """Returns the positions (num_axes, num_tokens) of `get_rope_index`, which takes what it names of all this."""
     ids, types = torch.tensor([token_ids]), torch.tensor([token_types], dtype=torch.int)
     known: dict[str, torch.Tensor] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    known |= dict.fromkeys(_TOKEN_TYPES, types)
+    known |= dict.fromkeys(TOKEN_TYPES, types)
     for name in dict.fromkeys(name for inputs in language_inputs for name in inputs):
         known[name] = torch.from_numpy(np.concatenate([one[name] for one in language_inputs if name in one]))
     taken = arguments_of(owner.get_rope_index)
@@ -109,7 +107,7 @@ def _logits_of_whole(path: str, model: PreTrainedModel, hidden: torch.Tensor) ->
     """Returns the logits of all that the model's class does after its decoder, which only returns `hidden` here."""
     embeds = hidden.unsqueeze(0)
     text = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
-    types = {name: text for name in _TOKEN_TYPES if name in arguments_of(model.forward)}
+    types = {name: text for name in TOKEN_TYPES if name in arguments_of(model.forward)}
     with _returning(model.get_submodule(path), embeds):
         logits: torch.Tensor = model(inputs_embeds=embeds, use_cache=False, **types).logits[0]
     return logits

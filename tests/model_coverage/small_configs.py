@@ -4,6 +4,7 @@ The rules go by the names of settings, so no model type has rules of its own. `E
 
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -92,7 +93,10 @@ EXCEPTIONS: dict[str, Values] = {
 }
 
 
-def small_config(model_type: str) -> PreTrainedConfig:
+def small_config(
+    model_type: str, *, keeps_images: bool = False, changes: Mapping[str, Any] = MappingProxyType({})
+) -> PreTrainedConfig:
+    """`keeps_images`: whether pictures keep the size of the class, which is mostly the processor's, too."""
     config_class = CONFIG_MAPPING[model_type]
     token_ids: dict[int, int] = {}
     values = _small(config_class().to_dict(), token_ids)
@@ -101,14 +105,25 @@ def small_config(model_type: str) -> PreTrainedConfig:
         if values.get(name) is None and own.__name__ != "AutoConfig":  # left out by default
             values[name] = _small(own().to_dict(), token_ids)
     values.pop("dtype", None)
-    config: PreTrainedConfig = config_class.from_dict(_merged(values, EXCEPTIONS.get(model_type, {})))
+    if keeps_images:
+        _keep_images(values, config_class().to_dict())
+    values = _merged(_merged(values, EXCEPTIONS.get(model_type, {})), changes)
+    config: PreTrainedConfig = config_class.from_dict(values)
     text_config: Any = config.get_text_config()
     if isinstance(rope := getattr(text_config, "rope_parameters", None), dict) and "rope_type" in rope:
         text_config.rope_parameters = _small_rope({"mrope_section": [1, 1, 1]} | rope)
     return config
 
 
-def _merged(values: Values, changes: Values) -> Values:
+def _keep_images(values: Values, originals: Values) -> None:
+    for name, value in originals.items():
+        if isinstance(value, dict) and isinstance(values.get(name), dict):
+            _keep_images(values[name], value)
+        elif name in ("image_size", "image_seq_length", "image_grid_pinpoints"):
+            values[name] = value
+
+
+def _merged(values: Values, changes: Mapping[str, Any]) -> Values:
     for name, change in changes.items():
         inner = isinstance(change, dict) and isinstance(values.get(name), dict)
         values[name] = _merged(values[name], change) if inner else change

@@ -1,0 +1,314 @@
+"""Compares the three halves of a found model with the model's own forward, before the first request.
+
+No family declares such a model: all facts about it come from its class and its processor. What these do not tell would
+be silently wrong in an answer, such as tokens of a picture that see each other. The test runs in float32 on the CPU.
+The decoder has as many layers as it has kinds of layers, and short windows, so that a short prompt exceeds them."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from PIL import Image
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+
+from raylens.encoder.config import EncoderConfig
+from raylens.encoder.loader import load_vision_half
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine
+from raylens.llm.loader import load_language_family
+from raylens.llm.sampling.params import SamplingParams
+from raylens.modeling.families import family_of
+from raylens.modeling.found_model import TOKEN_TYPES, FoundModel, arguments_of, find_model, placeholder_id
+from raylens.modeling.model_configs import load_model_config
+from raylens.preprocess.hf_processor import load_processor
+from raylens.preprocess.models.found import call_processor, picture_text
+from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
+from raylens.preprocess.schema import ItemInfo, ItemTensors, ProcessedPrompt, TextPrompt
+
+_WINDOW = 32
+"""Tokens of the shortened windows."""
+_NUM_TOKENS = 8
+"""Of an answer."""
+_TOLERANCE = 2e-3
+"""The most that embeddings, in terms of their largest number, and log probabilities of an answer may differ."""
+_LEAST_ROUNDING, _MOST_ROUNDINGS = 1e-5, 20
+"""The log probabilities of a prompt may differ on average by this many times the rounding of the model itself."""
+_KV_CACHE_BYTES = 2**30
+_WORDS = " ".join(["Say what is in the picture and where, then count the rows of the table below it."] * 4)
+_SIZES = ((90, 120), (300, 410))
+"""(height, width) in pixels of the pictures."""
+_WINDOWS = ("sliding_window", "attention_chunk_size")
+_DEPTHS = ("num_hidden_layers", "n_layer", "num_layers")
+
+
+class SelfTestError(ValueError):
+    """A half of a found model computes something else than the model's own forward."""
+
+
+@dataclass(frozen=True)
+class _Question:
+    """A prompt with pictures: our halves' input, and the model's own."""
+
+    prompt: ProcessedPrompt
+    items: Sequence[tuple[ItemInfo, ItemTensors]]
+    inputs: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """The model's own answer: the embeddings that its decoder got (num_prompt_tokens, hidden_size), the log
+    probabilities of the prompt's tokens from the second on, their mean change by another order of the same sums, the
+    tokens of the answer, and the log probabilities of all tokens of the vocabulary at each of these (num_tokens,
+    vocab)."""
+
+    embeds: torch.Tensor
+    of_prompt: torch.Tensor
+    rounding: float
+    token_ids: list[int]
+    logprobs: torch.Tensor
+
+
+def check_found_model(model: str, revision: str | None) -> str:
+    """Returns what was found, in one line. Raises SelfTestError, which names the half, and ValueError for a model that
+    cannot run at all."""
+    config = load_model_config(model, revision)
+    found = find_model(config)
+    folder = Path(model) if Path(model).is_dir() else Path(snapshot_download(model, revision=revision))
+    with TemporaryDirectory(prefix="raylens-self-test-") as shortened:
+        _shorten(found, config, folder, Path(shortened))
+        _compare(found.whole, shortened)
+    language = load_language_family(config)
+    facts = [
+        f"pictures by {found.features or 'the class'}.get_image_features",
+        f"decoder {found.decoder}",
+        f"{language.num_rope_axes} rotary axes",
+        f"{language.num_deepstack_levels(config)} deepstack levels",
+    ]
+    return f"found, self-tested: {found.whole.__name__}, {', '.join(facts)}"
+
+
+def _shorten(found: FoundModel, config: PreTrainedConfig, folder: Path, target: Path) -> None:
+    """Links the checkpoint's files into `target`, with a configuration of fewer layers and shorter windows."""
+    for file in folder.iterdir():
+        if file.name != "config.json":
+            (target / file.name).symlink_to(file.resolve())
+    settings = json.loads((folder / "config.json").read_text())
+    text_config = config.get_text_config()
+    text = settings if text_config is config else _settings_of(text_config, settings)
+    num_layers = _num_kinds(found, config)
+    depth = next((name for name in _DEPTHS if name in text), None)
+    if depth is not None and not text.get("num_kv_shared_layers"):
+        per_layer = [name for name, value in text.items() if isinstance(value, list) and len(value) == text[depth]]
+        text |= {name: text[name][:num_layers] for name in per_layer} | {depth: min(num_layers, text[depth])}
+    text |= {name: min(text[name], _WINDOW) for name in _WINDOWS if text.get(name)}
+    (target / "config.json").write_text(json.dumps(settings))
+
+
+def _settings_of(text_config: PreTrainedConfig, settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns the part of the file for the text model."""
+    names = ("text_config", "llm_config", "language_config")
+    return next((settings[name] for name in names if isinstance(settings.get(name), dict)), {})
+
+
+def _num_kinds(found: FoundModel, config: PreTrainedConfig) -> int:
+    """Returns the number of first layers that hold each kind of layer, and a layer for each deepstack level."""
+    decoder: Any = found.on_meta.get_submodule(found.decoder)
+    types = getattr(config.get_text_config(), "layer_types", None) or [None] * len(decoder.layers)
+    kinds = [(repr(layer), kind) for layer, kind in zip(decoder.layers, types, strict=True)]
+    first: dict[tuple[str, Any], int] = {kind: index for index, kind in reversed(list(enumerate(kinds)))}
+    num_levels = load_language_family(config).num_deepstack_levels(config)
+    return max(2, 1 + max(first.values()), num_levels)
+
+
+def _compare(whole: type[PreTrainedModel], checkpoint: str) -> None:
+    questions = _questions(checkpoint)
+    answers = _answers(whole, checkpoint, questions)
+    rows = _check_embeddings(checkpoint, questions, answers)
+    _check_answers(checkpoint, questions, answers, rows)
+
+
+def _questions(checkpoint: str) -> list[_Question]:
+    """Returns a prompt with a picture, and one with two. Raises SelfTestError if Preprocess makes other tokens than the
+    model's processor."""
+    ours = MultiModalProcessor(ProcessorConfig(checkpoint))
+    config = load_model_config(checkpoint)
+    theirs = load_processor(family_of("preprocess", config), checkpoint)
+    with _naming("Preprocess"):
+        target = picture_text(placeholder_id(config), theirs)
+    small, large = (_picture(*size) for size in _SIZES)
+    questions = []
+    for pictures, text in (([small], f"{target}{_WORDS}"), ([large, small], f"One {target} two {target} {_WORDS}")):
+        with _naming("Preprocess"):
+            inputs = dict(call_processor(theirs, text, pictures, return_mm_token_type_ids=True))
+            items = [ours.items.process("image", _encoded(picture)) for picture in pictures]
+            prompt = ours.prompts.render(
+                TextPrompt(text), [info for info, _ in items], [info.modality for info, _ in items]
+            )
+        prompt.mm_hashes[:] = [f"picture {picture.width}" for picture in pictures]
+        expected = inputs["input_ids"][0].tolist()
+        if prompt.prompt_token_ids != expected:
+            reason = f"{len(pictures)} pictures and a text give {len(prompt.prompt_token_ids)} tokens"
+            raise SelfTestError(f"Preprocess: {reason}, the model's processor gives other {len(expected)}")
+        questions.append(_Question(prompt, items, inputs))
+    return questions
+
+
+@torch.inference_mode()
+def _answers(whole: type[PreTrainedModel], checkpoint: str, questions: Sequence[_Question]) -> list[_Answer]:
+    """Returns the answers of the whole model to each question alone."""
+    config = load_model_config(checkpoint)
+    decoder = find_model(config).decoder
+    model: Any = whole.from_pretrained(
+        checkpoint, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+    ).eval()
+    seen: list[torch.Tensor] = []
+
+    def look(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        seen.append(kwargs["inputs_embeds"][0])
+
+    known = arguments_of(model.forward)
+    model.get_submodule(decoder).register_forward_pre_hook(look, with_kwargs=True)
+    greedy = GenerationConfig(
+        max_new_tokens=_NUM_TOKENS,
+        do_sample=False,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_logits=True,
+        suppress_tokens=_suppressed(checkpoint),
+    )
+    answers = []
+    for question in questions:
+        seen.clear()
+        with _naming("the model's own forward"):
+            inputs = {name: one for name, one in question.inputs.items() if name in known or name not in TOKEN_TYPES}
+            output = model.generate(**inputs, generation_config=greedy)
+            model.set_attn_implementation("sdpa")
+            of_prompt = _of_prompt(model, inputs)
+            model.set_attn_implementation("eager")
+            rounding = _mean_difference(_of_prompt(model, inputs), of_prompt)
+        token_ids = output.sequences[0, -_NUM_TOKENS:].tolist()
+        logprobs = torch.cat(output.logits).log_softmax(-1)
+        answers.append(_Answer(seen[0], of_prompt, rounding, token_ids, logprobs))
+    return answers
+
+
+def _of_prompt(model: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
+    """Returns the log probability of each token of the prompt but the first; -inf for one beyond the vocabulary."""
+    logprobs: torch.Tensor = model(**inputs).logits[0, :-1].log_softmax(-1)
+    ids = inputs["input_ids"][0, 1:, None]
+    num_logits = logprobs.shape[1]
+    return logprobs.gather(1, ids.clamp(max=num_logits - 1)).masked_fill(ids >= num_logits, -torch.inf)[:, 0]
+
+
+def _mean_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected)[expected > -torch.inf].abs().mean())
+
+
+def _suppressed(checkpoint: str) -> list[int]:
+    """Returns the tokens that no answer may have here: `generate` would take a placeholder for another picture."""
+    tokenizer: Any = load_processor(family_of("preprocess", load_model_config(checkpoint)), checkpoint).tokenizer
+    return sorted(set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder))
+
+
+@torch.inference_mode()
+def _check_embeddings(
+    checkpoint: str, questions: Sequence[_Question], answers: Sequence[_Answer]
+) -> list[list[torch.Tensor]]:
+    """Returns the embeddings of each question's items. Raises SelfTestError if the model's decoder got others."""
+    model, family = load_vision_half(EncoderConfig(checkpoint))
+    all_rows = []
+    for question, answer in zip(questions, answers, strict=True):
+        with _naming("Encode"):
+            rows = family.modalities["image"].encode(model, [tensors for _, tensors in question.items])
+        for placeholder, own in zip(question.prompt.placeholders, rows, strict=True):
+            expected = answer.embeds[list(placeholder.embed_positions())]
+            found = own[:, : expected.shape[-1]]
+            if found.shape != expected.shape:
+                raise SelfTestError(f"Encode: embeddings of shape {list(found.shape)}, not {list(expected.shape)}")
+            difference = float((found - expected).abs().max() / expected.abs().max())
+            if not difference <= _TOLERANCE:
+                raise SelfTestError(f"Encode: a picture's embeddings differ by {difference:.1e} from the model's")
+        all_rows.append(rows)
+    return all_rows
+
+
+def _check_answers(
+    checkpoint: str,
+    questions: Sequence[_Question],
+    answers: Sequence[_Answer],
+    rows: Sequence[Sequence[torch.Tensor]],
+) -> None:
+    """Raises SelfTestError if Generate, with all questions at once and in chunks, answers otherwise than the model."""
+    longest = max(len(one.prompt.prompt_token_ids) for one in questions)
+    with _naming("Generate"):
+        engine = LLMEngine(
+            EngineConfig(
+                checkpoint,
+                kv_cache_bytes=_KV_CACHE_BYTES,
+                max_num_batched_tokens=max(16, longest // 3),
+                prompt_lookup=False,
+                max_num_seqs=len(questions),
+            )
+        )
+        params = SamplingParams(
+            max_tokens=_NUM_TOKENS,
+            temperature=0.0,
+            ignore_eos=True,
+            logprobs=0,
+            prompt_logprobs=0,
+            logit_bias=dict.fromkeys(_suppressed(checkpoint), -100.0),
+        )
+        for index, (question, own) in enumerate(zip(questions, rows, strict=True)):
+            engine.add_request(str(index), question.prompt, list(own), params)
+        outputs: list[list[Any]] = [[] for _ in questions]
+        of_prompts: list[Sequence[Any]] = [[] for _ in questions]
+        while engine.has_unfinished():
+            for output in engine.step():
+                if output.error is not None:
+                    raise SelfTestError(f"Generate: {output.error}")
+                of_prompts[int(output.request_id)] = output.prompt_logprobs or of_prompts[int(output.request_id)]
+                outputs[int(output.request_id)] += zip(output.token_ids, output.logprobs, strict=True)
+    for answer, own_prompt, own_outputs in zip(answers, of_prompts, outputs, strict=True):
+        of_prompt = torch.tensor([one.logprob for one in own_prompt])
+        difference = _mean_difference(of_prompt, answer.of_prompt)
+        allowed = max(_LEAST_ROUNDING, _MOST_ROUNDINGS * answer.rounding)
+        if not difference <= allowed:
+            reason = f"log probabilities of the prompt differ by {difference:.1e} from the model's"
+            raise SelfTestError(f"Generate: {reason}, {allowed:.1e} would be rounding")
+        for step, (token_id, logprobs) in enumerate(own_outputs):
+            difference = abs(logprobs.logprob - float(answer.logprobs[step, token_id]))
+            if not difference <= _TOLERANCE:
+                raise SelfTestError(f"Generate: log probabilities differ by {difference:.1e} from the model's")
+            if token_id != answer.token_ids[step]:
+                break  # two tokens of the same probability; the answers part here
+
+
+@contextmanager
+def _naming(half: str) -> Iterator[None]:
+    """Turns any error into a SelfTestError that names the half."""
+    try:
+        yield
+    except SelfTestError:
+        raise
+    except Exception as error:
+        raise SelfTestError(f"{half}: {type(error).__name__}: {error}") from error
+
+
+def _picture(height: int, width: int) -> Image.Image:
+    """Returns noise, so that a mix-up of parts shows."""
+    generator = torch.Generator().manual_seed(width)
+    pixels = torch.randint(256, (height, width, 3), generator=generator, dtype=torch.uint8)
+    return Image.fromarray(pixels.numpy())
+
+
+def _encoded(picture: Image.Image) -> bytes:
+    content = BytesIO()
+    picture.save(content, "PNG")
+    return content.getvalue()

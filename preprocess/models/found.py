@@ -1,0 +1,92 @@
+"""The processing of pictures for a model that no family declares, found by calling its Hugging Face processor."""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from transformers import PreTrainedConfig
+
+from raylens.modeling.found_model import find_model, placeholder_id
+from raylens.preprocess.field_layout import Outputs, first_row, whole
+from raylens.preprocess.models.family import HFProcessor, Modality, ProcessorFamily
+from raylens.preprocess.prompt_updates import PromptReplacement
+
+_SIZES = ((336, 336), (2048, 2048), (4096, 4096), (512, 4096), (4096, 512))
+"""(height, width) of the pictures among which the largest item is searched."""
+
+
+def find_processor_family(config: PreTrainedConfig) -> ProcessorFamily:
+    """Raises ValueError if transformers has no such model, or if it has no separate features of pictures."""
+    found = find_model(config)
+    if found.features is None:
+        raise ValueError(f"a {config.model_type!r} computes no features of pictures apart from its text")
+    positions = found.position_fields
+    target = partial(picture_text, placeholder_id(config))
+    image = Modality(
+        # Outputs for positions have a row for each picture.
+        fields=dict.fromkeys(found.picture_fields, whole) | dict.fromkeys(positions, first_row),
+        update=lambda processor: PromptReplacement(target(processor)),
+        embed_token=lambda processor: str(processor.tokenizer.convert_ids_to_tokens(placeholder_id(config))),
+        size_outputs=lambda processor, height, width, kwargs: _run(
+            processor, Image.new("RGB", (width, height)), target(processor)
+        ),
+        largest=lambda processor, kwargs: _SIZES,
+        run=lambda processor, picture, kwargs: _run(processor, picture, target(processor)),
+        expansion=lambda processor, outputs, kwargs: _expansion(processor, outputs, target(processor)),
+        language_fields=tuple(positions),
+    )
+    return ProcessorFamily(processor_class="AutoProcessor", modalities={"image": image})
+
+
+@lru_cache(maxsize=8)
+def picture_text(placeholder: int, processor: HFProcessor) -> str:
+    """Returns the text for a picture in a prompt. `placeholder`: the token at positions with its embeddings.
+
+    Raises ValueError if the processor puts a picture's tokens at the place of none of its own texts."""
+    errors = []
+    for text in _texts(placeholder, processor):
+        try:
+            outputs = _run(processor, Image.new("RGB", (64, 64)), text)
+        except Exception as error:  # mostly a number of texts that is not the number of pictures
+            errors.append(f"{text!r}: {error}")
+            continue
+        if placeholder in np.asarray(outputs["input_ids"][0]):
+            return text
+    reason = "; ".join(errors) or "no text becomes its placeholders"
+    raise ValueError(f"the text for a picture in a prompt of {type(processor).__name__} was not found: {reason}")
+
+
+def _texts(placeholder: int, processor: HFProcessor) -> Iterator[str]:
+    for name in ("image_placeholder_token", "image_token", "boi_token"):
+        if isinstance(text := getattr(processor, name, None), str):
+            yield text
+    marks = [getattr(processor, f"image_{edge}token", None) for edge in ("start_", "", "end_")]
+    if all(isinstance(mark, str) for mark in marks):
+        yield "".join(map(str, marks))
+    yield str(processor.tokenizer.convert_ids_to_tokens(placeholder))
+
+
+def call_processor(processor: HFProcessor, text: str, pictures: Sequence[Any], **options: Any) -> Outputs:
+    """Returns all outputs for a prompt with its pictures, as tensors. Raises the processor's errors."""
+    call = partial(processor, text=[text], return_tensors="pt", **options)
+    try:
+        outputs: Outputs = call(images=[pictures])
+    except ValueError:
+        outputs = call(images=pictures)  # GOT-OCR takes a list of pictures for pages
+    return outputs
+
+
+def _run(processor: HFProcessor, picture: Any, text: str) -> Outputs:
+    """Returns all outputs for a prompt that is one picture."""
+    return call_processor(processor, text, [picture], add_special_tokens=False, return_text_replacement_offsets=True)
+
+
+def _expansion(processor: HFProcessor, outputs: Outputs, text: str) -> str:
+    """Returns what the processor made of a picture's text. Some processors do not tell it: then it is the prompt."""
+    told = outputs.get("text_replacement_offsets")
+    if told is not None:
+        ((replaced,),) = told
+        return text.replace(replaced["text"], replaced["replacement"], 1)
+    return str(processor.tokenizer.decode(outputs["input_ids"][0]))

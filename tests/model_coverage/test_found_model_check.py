@@ -1,0 +1,84 @@
+"""Models that no family declares: the self-test accepts those that the three halves compute rightly, and names the half
+that computes another one wrongly."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from raylens.deployments.stages import found_model_check
+from raylens.deployments.stages.found_model_check import SelfTestError, check_found_model
+from raylens.encoder.loader import load_vision_half
+from raylens.modeling.families import FAMILIES
+from tests.model_coverage.small_checkpoints import save_small_checkpoint
+from tests.small_models import make_checkpoint
+
+ACCEPTED = (
+    *("aya_vision", "cohere2_vision", "cohere_compass", "cosmos3_edge", "cosmos3_omni", "exaone4_5", "glm46v", "glm4v"),
+    *("glm4v_moe", "glm_ocr", "glmga", "hunyuan_vl", "hyperclovax_vision_v2", "kimi_k25", "lighton_ocr"),
+    *("muse_glimmer", "ovis2", "paddleocr_vl", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "video_llama_3"),
+    "video_llava",
+)
+SLOW = (
+    *("deepseek_ocr2", "deepseek_vl_hybrid", "fast_vlm", "got_ocr2", "granite_docling", "llava_next_video"),
+    *("muse_spark", "perception_lm", "qianfan_ocr", "step3p7"),
+)
+"""Towers and pictures of published sizes."""
+
+
+@pytest.mark.parametrize("model_type", [*ACCEPTED, *(pytest.param(one, marks=pytest.mark.slow) for one in SLOW)])
+def test_halves_that_compute_the_same_as_the_model_are_accepted(model_type: str, tmp_path: Path) -> None:
+    save_small_checkpoint(model_type, tmp_path)
+    assert check_found_model(str(tmp_path), None).startswith("found, self-tested: ")
+
+
+@pytest.mark.parametrize("model_type", ["llava", "qwen3_vl"])
+def test_families_with_a_declaration_need_none(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint(model_type, tmp_path)
+    monkeypatch.delitem(FAMILIES, model_type)
+    assert check_found_model(str(tmp_path), None)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "message"),
+    [
+        ("minicpmv4_7", "Preprocess: 2 pictures and a text give 439 tokens, the model's processor gives other 439"),
+        ("ernie4_5_vl_moe", "Generate: log probabilities of the prompt differ"),  # experts for tokens of pictures
+    ],
+)
+def test_a_model_that_needs_a_declaration_is_refused_with_the_half(
+    model_type: str, message: str, tmp_path: Path
+) -> None:
+    save_small_checkpoint(model_type, tmp_path)
+    with pytest.raises(SelfTestError, match=message):
+        check_found_model(str(tmp_path), None)
+
+
+def test_tokens_of_a_picture_that_see_each_other_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the configuration nor the decoder tells of them."""
+    make_checkpoint("gemma3", tmp_path)
+    monkeypatch.delitem(FAMILIES, "gemma3")
+    with pytest.raises(SelfTestError, match="Generate: log probabilities of the prompt differ"):
+        check_found_model(str(tmp_path), None)
+
+
+def changed(load: Callable[..., tuple[Any, Any]], path: str) -> Callable[..., tuple[Any, Any]]:
+    def load_changed(*args: Any) -> tuple[Any, Any]:
+        model, family = load(*args)
+        with torch.no_grad():
+            model.get_parameter(path).view(-1)[0] += 10
+        return model, family
+
+    return load_changed
+
+
+def test_one_changed_weight_of_the_tower_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_small_checkpoint("glm46v", tmp_path)
+    changed_half = changed(load_vision_half, "model.visual.blocks.0.attn.proj.weight")
+    monkeypatch.setattr(found_model_check, "load_vision_half", changed_half)
+    with pytest.raises(SelfTestError, match="Encode: a picture's embeddings differ by"):
+        check_found_model(str(tmp_path), None)
