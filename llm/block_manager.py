@@ -11,6 +11,7 @@ import numpy as np
 
 from raylens.llm.lora.request import LoraRequest
 from raylens.llm.sequence import Sequence
+from raylens.llm.state_slots import StateSlots
 
 _DIGEST_BYTES = 16
 
@@ -22,7 +23,9 @@ class BlockManager:
     all other free blocks are blank. Allocation takes blank blocks first, then the least recently freed cached blocks. A
     sequence gets consecutive blocks where possible, so that its keys and values are contiguous in memory."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, states: StateSlots | None = None) -> None:
+        """`states`: the slots of a model with recurrent states. A cached prefix then ends at a snapshot."""
+        self._states = states
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._ref_counts = [0] * num_blocks
@@ -74,6 +77,8 @@ class BlockManager:
         before, because prefixes grow and shrink there."""
         if not sequence.reuses_prefix:
             return 0
+        if self._states is not None:
+            return len(self._cached_prefix(sequence)) * self.block_size
         extend_block_hashes(sequence, self.block_size)
         hashes, found = sequence.block_hashes, sequence.num_found_blocks
         while found > 0 and hashes[found - 1] not in self._block_of:
@@ -92,11 +97,19 @@ class BlockManager:
             self._ref_counts[block_id] += 1
             sequence.block_table.append(block_id)
         sequence.num_computed_tokens = len(sequence.block_table) * self.block_size
+        if self._states is not None:
+            self._states.take(sequence, sequence.block_hashes[: len(sequence.block_table)])
+
+    def plan_snapshot(self, sequence: Sequence, start: int, end: int) -> tuple[int, int] | None:
+        """Returns the end in tokens and the slot of the snapshot of the state that the chunk [start, end) leaves, or
+        None. Later calls for the sequence make it findable."""
+        return None if self._states is None else self._states.plan(sequence, start, end)
 
     def note_computed(self, sequence: Sequence, end: int) -> None:
         """Notes that the cache holds the sequence up to `end`, and makes newly filled blocks findable."""
         num_full = sequence.num_nameable_tokens // self.block_size
         sequence.num_computed_tokens = end
+        sequence.state_source = sequence.state_slot
         if sequence.num_nameable_tokens // self.block_size > num_full:
             self.commit(sequence)
 
@@ -115,6 +128,8 @@ class BlockManager:
                 break  # the blocks before this one have their hashes, too
             self._hash_of[block_id] = block_hash
             self._block_of.setdefault(block_hash, block_id)
+        if self._states is not None:
+            self._states.settle(sequence)
 
     def disown(self, sequence: Sequence) -> None:
         """Makes the sequence's blocks unfindable, because their content may be wrong."""
@@ -133,6 +148,8 @@ class BlockManager:
                     self._make_blank(block_id)
         sequence.block_table.clear()
         sequence.num_computed_tokens = 0
+        if self._states is not None:
+            self._states.give_back(sequence)
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
         """Raises RuntimeError unless the reference counts match `sequences`, all other blocks are free, and each entry
@@ -187,7 +204,7 @@ class BlockManager:
             if block_id is None:
                 break
             found.append(block_id)
-        return found
+        return found if self._states is None else found[: self._states.num_usable(sequence.block_hashes[: len(found)])]
 
     def _is_findable(self, block_id: int) -> bool:
         block_hash = self._hash_of[block_id]

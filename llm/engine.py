@@ -29,6 +29,7 @@ from raylens.llm.sampling.params import SamplingParams
 from raylens.llm.sampling.sampler_state import SamplerState
 from raylens.llm.scheduler import Scheduler
 from raylens.llm.sequence import Sequence
+from raylens.llm.state_slots import StateSlots
 from raylens.llm.step_budget import StepBudget
 from raylens.llm.step_clock import StepClock
 from raylens.llm.step_in_flight import StepInFlight, StepLauncher
@@ -50,8 +51,13 @@ class LLMEngine:
         self._config = config
         self._goes_ahead = _goes_ahead(config, group)
         self._runner = ModelRunner(config, group)
-        self._block_manager = BlockManager(self._runner.num_blocks, config.block_size)
-        self._looks_up = self._runner.has_kernels if config.prompt_lookup is None else config.prompt_lookup
+        has_states, num_snapshots = self._runner.has_states, self._runner.num_snapshots
+        slots = StateSlots(config.max_num_seqs, num_snapshots, config.block_size) if has_states else None
+        self._block_manager = BlockManager(self._runner.num_blocks, config.block_size, slots)
+        # A state cannot go back to the token before a wrong guess.
+        self._looks_up = not has_states and (
+            self._runner.has_kernels if config.prompt_lookup is None else config.prompt_lookup
+        )
         self._scheduler = Scheduler(
             self._block_manager,
             config.max_num_seqs,

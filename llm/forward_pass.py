@@ -1,5 +1,6 @@
 """The language half's forward pass over the tokens of one step: embeddings in, hidden states and logits out."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from raylens.llm.cpu.fused_decoder import FusedDecoder
 from raylens.llm.cpu.kernel_attention import KernelStep
 from raylens.llm.lora.layers import LoraLayers
 from raylens.llm.models.family import LanguageFamily
+from raylens.llm.recurrent_states import RecurrentStates
 from raylens.llm.sampling.logprobs import TokenLogprobs, token_logprobs
 from raylens.llm.step_input import StepInput
 
@@ -18,12 +20,18 @@ _SCORED_AT_ONCE = 128
 
 
 class ForwardPass:
-    """Runs a `model`'s `decoder` as its `family` declares. `lora_layers`: None without adapters. `embedding_size`: the
-    last axis of item embeddings, hidden_size * (1 + deepstack levels)."""
+    """Runs a `model`'s `decoder` as its `family` declares. `lora_layers`: None without adapters. `states`: None without
+    recurrent states. `embedding_size`: the last axis of item embeddings, hidden_size * (1 + deepstack levels)."""
 
     def __init__(
-        self, model: PreTrainedModel, family: LanguageFamily, decoder: torch.nn.Module, lora_layers: LoraLayers | None
+        self,
+        model: PreTrainedModel,
+        family: LanguageFamily,
+        decoder: torch.nn.Module,
+        lora_layers: LoraLayers | None,
+        states: RecurrentStates | None,
     ) -> None:
+        self._states = states
         self._model = model
         self._family = family
         self._decoder = decoder
@@ -56,12 +64,13 @@ class ForwardPass:
 
     def run_layers(self, step: StepInput, attention: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor]:
         """Computes a step by transformers' decoder, layer by layer."""
-        hidden = self._decoder(
-            **self._inputs(step),
-            position_ids=step.positions if self._family.num_rope_axes == 1 else step.positions.unsqueeze(1),
-            use_cache=False,
-            attention_metadata=attention,
-        ).last_hidden_state[0]
+        with nullcontext() if self._states is None else self._states.of(step):
+            hidden = self._decoder(
+                **self._inputs(step),
+                position_ids=step.positions if self._family.num_rope_axes == 1 else step.positions.unsqueeze(1),
+                use_cache=False,
+                attention_metadata=attention,
+            ).last_hidden_state[0]
         return hidden, self._logits(hidden[step.logits_rows])
 
     def score(self, hidden: torch.Tensor, step: StepInput) -> list[TokenLogprobs]:

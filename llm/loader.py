@@ -13,12 +13,13 @@ from raylens.llm.models.family import LanguageFamily
 from raylens.llm.models.found import with_plain_head
 from raylens.llm.ranks.parallel import ProcessGroup
 from raylens.llm.ranks.sharded_loading import sharded_class
+from raylens.llm.recurrent_states import ATTENTION_LAYERS, STATE_LAYERS, STATELESS_LAYERS, num_attention_layers
 from raylens.modeling.context_length import check_context_length
 from raylens.modeling.families import family_of, is_found, known_to
 from raylens.modeling.half_model import load_half
 from raylens.modeling.model_configs import load_model_config
 
-_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+_LAYER_TYPES = ATTENTION_LAYERS | STATE_LAYERS | STATELESS_LAYERS
 # Types of rotary embeddings whose rotations depend on the longest sequence of a batch.
 _BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
@@ -90,6 +91,8 @@ def _why_unsupported(text_config: PreTrainedConfig) -> str | None:
         return "it is an encoder-decoder"
     if other := set(getattr(text_config, "layer_types", None) or ()) - _LAYER_TYPES:
         return f"it has layers of type {sorted(other)}"
+    if num_attention_layers(text_config) == 0:
+        return "no layer has a KV cache"
     rope = getattr(text_config, "rope_parameters", None) or {}
     rope_types = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
     if other := rope_types & _BATCH_DEPENDENT_ROPE:

@@ -26,6 +26,12 @@ from raylens.llm.lora.layers import LoraLayers, linear_shapes
 from raylens.llm.prompt_layout import PromptLayout
 from raylens.llm.ranks.lockstep import run_on_all_ranks
 from raylens.llm.ranks.parallel import ProcessGroup
+from raylens.llm.recurrent_states import (
+    RecurrentStates,
+    find_mixers,
+    num_attention_layers,
+    number_attention_layers,
+)
 from raylens.llm.scheduler import ScheduledChunk
 from raylens.llm.step_input import StepBuilder, StepInput, StepOutput
 from raylens.llm.step_threads import StepThreads
@@ -43,6 +49,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CPU_CACHE_BYTES = 512 * 2**20
+_LEAST_SNAPSHOTS = 8
 
 
 class ModelRunner:
@@ -74,7 +81,8 @@ class ModelRunner:
         text_config = self._model.config.get_text_config()
         self.context_length = default_context_length(text_config, config.max_model_len)
         self.vocab_size: int = text_config.vocab_size
-        self.forward = ForwardPass(self._model, self._family, self._decoder, self.lora_layers)
+        self._states = self._find_states()
+        self.forward = ForwardPass(self._model, self._family, self._decoder, self.lora_layers, self._states)
         self.embedding_size = self.forward.embedding_size
         # The longest span that the engine accepts, in tokens. A span is computed in one step.
         longest_span = min(config.max_num_batched_tokens + config.largest_item_tokens, self.context_length)
@@ -90,6 +98,7 @@ class ModelRunner:
         )
         calls = self._probe_layers()
         self._layers = cache_shapes(calls)
+        self.num_snapshots = 0 if self._states is None else self._make_slots(self._states)
         with shortage_explained(self._device, config, self._max_step_tokens):
             if is_cuda:
                 if self.lora_layers is None:
@@ -110,7 +119,8 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         if is_cuda:
             with missing_tools_named():
-                self._graphs = self._capture_graphs()
+                # Recorded kernels would read the slots of the recorded step.
+                self._graphs = None if self.has_states else self._capture_graphs()
                 self._run_first_steps()
 
     def _prepare_linear_layers(self) -> LoraLayers | None:
@@ -130,6 +140,34 @@ class ModelRunner:
             dtype=getattr(torch, config.dtype),
             device=self._device,
         )
+
+    def _find_states(self) -> RecurrentStates | None:
+        """Returns the states of layers without a KV cache, or None if there are no such layers. Raises ValueError for
+        settings that these layers do not support."""
+        mixers = find_mixers(self._decoder, self._model.config.get_text_config())
+        if not mixers:
+            return None
+        if self._group is not None:
+            raise ValueError("tensor_parallel_size: layers with a recurrent state are not divided among ranks")
+        if self.lora_layers is not None:
+            raise ValueError("max_loras: a model of layers with a recurrent state serves no adapters")
+        number_attention_layers(self._decoder)
+        return RecurrentStates(mixers)
+
+    def _make_slots(self, states: RecurrentStates) -> int:
+        """Allocates a slot for each running sequence, and for as many snapshots as take the memory of the KV cache on
+        the CPU. Returns the number of snapshots."""
+        config, num_snapshots = self._config, 0
+        if config.prefix_caching:
+            num_bytes = config.kv_cache_bytes or _CPU_CACHE_BYTES
+            num_snapshots = min(max(num_bytes // states.slot_bytes, _LEAST_SNAPSHOTS), 4 * config.max_num_seqs)
+        states.allocate(config.max_num_seqs + num_snapshots)
+        return num_snapshots
+
+    @property
+    def has_states(self) -> bool:
+        """Returns whether some layers have a recurrent state."""
+        return self._states is not None
 
     def _fuse(self, attention: KernelAttention, calls: Sequence[AttentionCall]) -> FusedDecoder | None:
         """Returns the decoder that runs in one call, or None if it is not plain or differs from transformers'
@@ -163,7 +201,7 @@ class ModelRunner:
     def _probe_layers(self) -> list[AttentionCall]:
         text_config = self._model.config.get_text_config()
         return probe_layers(
-            self._decoder, hidden_size=text_config.hidden_size, num_layers=text_config.num_hidden_layers
+            self._decoder, hidden_size=text_config.hidden_size, num_layers=num_attention_layers(text_config)
         )
 
     def _compile_layers(self) -> None:

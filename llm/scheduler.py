@@ -20,9 +20,10 @@ class ScheduledChunk:
 
     `is_last`: whether the chunk reaches the sequence's last token.
     `samples`: whether a token is sampled after the chunk. False after the last chunk if `max_tokens` is 0.
-    `draft`: guesses of the tokens after a decode chunk, computed in the same step."""
+    `draft`: guesses of the tokens after a decode chunk, computed in the same step.
+    `snapshot`: see `BlockManager.plan_snapshot`."""
 
-    __slots__ = ("draft", "end", "is_last", "num_tokens", "samples", "sequence", "start")
+    __slots__ = ("draft", "end", "is_last", "num_tokens", "samples", "sequence", "snapshot", "start")
 
     def __init__(self, sequence: Sequence, num_tokens: int) -> None:
         self.sequence = sequence
@@ -32,6 +33,7 @@ class ScheduledChunk:
         self.is_last = self.end == sequence.num_tokens
         self.samples = self.is_last and self.end < sequence.max_num_tokens
         self.draft: list[int] = []
+        self.snapshot: tuple[int, int] | None = None
 
     @property
     def decodes(self) -> bool:
@@ -137,6 +139,8 @@ class Scheduler:
             self._decode(self._ready(), chunks)
         if self._max_draft_rows > len(chunks):
             self._add_drafts(list(chunks.values()))
+        for chunk in chunks.values():
+            chunk.snapshot = self._block_manager.plan_snapshot(chunk.sequence, chunk.start, chunk.end)
         return list(chunks.values())
 
     def _prompts(self) -> list[Sequence]:

@@ -74,6 +74,8 @@ class Sequence:
     `num_found_blocks`: while it waits, the number of blocks of its cached prefix at the last lookup.
     `num_overtaking_tokens`: the tokens of later sequences that started while this one was the first to wait for room.
     `lookup`: guesses its next tokens. None: no guesses.
+    `state_slot`: the slot of its recurrent state while it runs. `state_source`: the slot that its next chunk continues
+    from; None: none, the chunk is the first.
     `lora`: its adapter. `lora_slot`: the adapter's slot in memory; None while a waiting sequence may not use one."""
 
     request_id: str
@@ -103,6 +105,8 @@ class Sequence:
     num_pending_tokens: int = 0
     pending_row: int = 0
     num_cached_tokens: int = 0
+    state_slot: int | None = None
+    state_source: int | None = None
     finish_reason: FinishReason | None = None
     times: SequenceTimes = field(default_factory=SequenceTimes)
 

@@ -46,6 +46,17 @@ class FedTokens:
         return feed
 
 
+@dataclass(frozen=True, slots=True)
+class StateChunk:
+    """The slots of a chunk's recurrent state. It continues from `source`, None: it is a sequence's first chunk, and
+    ends in `target`. `save_to`: the slot of a snapshot after `save_at` of its tokens. None: no slot is written."""
+
+    source: int | None = None
+    target: int | None = None
+    save_at: int = 0
+    save_to: int | None = None
+
+
 @dataclass(slots=True)
 class StepInput:
     """A step's chunks, concatenated, decode chunks first. Each guessed token is a chunk of its own, after the token
@@ -68,6 +79,8 @@ class StepInput:
     scored: (row, next token of the prompt, number of likeliest tokens to name) for each row of the flattened tokens
     whose logits score the next token
 
+    states: of each chunk, for a model with recurrent states. Empty: nothing is read or written
+
     row_slots (num_tokens,): on the CPU, the slot of each token's adapter, see `LoraLayers`. None: no adapters
     fed: the tokens whose ids only the device knows; `token_ids` has 0 for them. None: the host knows all"""
 
@@ -83,6 +96,7 @@ class StepInput:
     prompt_lengths: list[int] = field(default_factory=list)
     span_members: list[tuple[int, int, int]] = field(default_factory=list)
     scored: list[tuple[int, int, int]] = field(default_factory=list)
+    states: list[StateChunk] = field(default_factory=list)
     row_slots: torch.Tensor | None = None
     fed: FedTokens | None = None
 
@@ -164,6 +178,8 @@ class StepBuilder:
         self._fed: list[tuple[int, int]] = []
         self._step = step = StepInput(_NONE, _NONE, _NONE, _NONE)
         for chunk in chunks:
+            if chunk.sequence.state_slot is not None:
+                step.states.append(_state_chunk(chunk))
             if chunk.decodes:
                 self._add_decodes(chunk)
             else:
@@ -256,6 +272,11 @@ class StepBuilder:
             order = np.argsort(rows)
             rows, self._step.embeds = rows[order], [torch.cat(self._step.embeds)[torch.from_numpy(order)]]
         self._step.embed_rows = torch.from_numpy(rows)
+
+
+def _state_chunk(chunk: ScheduledChunk) -> StateChunk:
+    sequence, (end, slot) = chunk.sequence, chunk.snapshot or (chunk.start, None)
+    return StateChunk(sequence.state_source, sequence.state_slot, end - chunk.start, slot)
 
 
 def _row_slots(chunks: Sequence[ScheduledChunk]) -> torch.Tensor | None:

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from raylens.preprocess import schema
-from raylens.preprocess.field_layout import Outputs, item_tensors
+from raylens.preprocess.field_layout import Outputs, item_tensors, whole
 from raylens.preprocess.media import DEFAULT_VIDEO_FRAMES, MediaLimits
 from raylens.preprocess.models.family import DEFAULT_FRAMES, HFProcessor, Kwargs, Modality, ProcessorFamily, Size
 from raylens.preprocess.precomputed import EMBEDDINGS, check_embeddings, check_finite, checked_inputs, read_precomputed
@@ -231,7 +231,11 @@ def _info(
     times: tuple[schema.StageTime, ...] = (),
 ) -> schema.ItemInfo:
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-    language_inputs = {name: tensors[name].unsqueeze(0).numpy() for name in rules.language_fields if name in tensors}
+    language_inputs = {
+        name: (tensors[name] if rules.fields[name] is whole else tensors[name].unsqueeze(0)).numpy()
+        for name in rules.language_fields
+        if name in tensors
+    }
     return schema.ItemInfo(modality, expansion, num_bytes, is_encoded, language_inputs, times)
 
 

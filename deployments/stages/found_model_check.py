@@ -135,18 +135,26 @@ def _compare(whole: type[PreTrainedModel], checkpoint: str) -> None:
 
 
 def _questions(checkpoint: str) -> list[_Question]:
-    """Returns a prompt with a picture, and one with two. Raises SelfTestError if Preprocess makes other tokens than the
-    model's processor."""
+    """Returns a prompt with a picture, one with two, and a text alone. Raises SelfTestError if Preprocess makes other
+    tokens than the model's processor."""
     ours = MultiModalProcessor(ProcessorConfig(checkpoint))
     config = load_model_config(checkpoint)
     theirs = load_processor(family_of("preprocess", config), checkpoint)
     with _naming("Preprocess"):
         target = picture_text(placeholder_id(config), theirs)
     small, large = (_picture(*size) for size in _SIZES)
+    asked: list[tuple[list[Image.Image], str]] = [
+        ([small], f"{target}{_WORDS}"),
+        ([large, small], f"One {target} two {target} {_WORDS}"),
+        ([], _WORDS),
+    ]
     questions = []
-    for pictures, text in (([small], f"{target}{_WORDS}"), ([large, small], f"One {target} two {target} {_WORDS}")):
+    for pictures, text in asked:
         with _naming("Preprocess"):
-            inputs = dict(call_processor(theirs, text, pictures, return_mm_token_type_ids=True))
+            if pictures:
+                inputs = dict(call_processor(theirs, text, pictures, return_mm_token_type_ids=True))
+            else:
+                inputs = dict(theirs.tokenizer([text], return_tensors="pt"))
             items = [ours.items.process("image", _encoded(picture)) for picture in pictures]
             prompt = ours.prompts.render(
                 TextPrompt(text), [info for info, _ in items], [info.modality for info, _ in items]

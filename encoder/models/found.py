@@ -29,7 +29,7 @@ def find_vision_family(config: PreTrainedConfig) -> VisionFamily:
         projector=(),
         modalities={
             "image": VisionModality(
-                encode=partial(_encode, found.features, found.picture_fields, found.position_fields),
+                encode=partial(_encode, found.features, found.picture_fields),
                 num_patches=_num_patches,
                 batch_key=all_together,
             )
@@ -38,17 +38,12 @@ def find_vision_family(config: PreTrainedConfig) -> VisionFamily:
 
 
 def _encode(
-    path: str, taken: Sequence[str], stacked: Sequence[str], model: PreTrainedModel, items: Sequence[ItemTensors]
+    path: str, taken: Sequence[str], model: PreTrainedModel, items: Sequence[ItemTensors]
 ) -> list[torch.Tensor]:
-    """Calls `get_image_features` once for each item. `taken`: the fields that it takes. `stacked`: the fields that have
-    lost their axis of pictures."""
+    """Calls `get_image_features` once for each item. `taken`: the fields that it takes."""
     owner: Any = model.get_submodule(path)
     return [
-        _rows(
-            owner.get_image_features(
-                **{name: value[None] if name in stacked else value for name, value in item.items() if name in taken}
-            )
-        )
+        _rows(owner.get_image_features(**{name: value for name, value in item.items() if name in taken}))
         for item in items
     ]
 

@@ -1,6 +1,7 @@
-"""MiniCPM-V 4.6: an item has tiles of any shape, with all patches side by side on the last axis."""
+"""MiniCPM-V 4.6 and later: an item has tiles of any shape, with all patches side by side on the last axis."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -41,3 +42,5 @@ MINICPMV4_6 = VisionFamily(
     },
     is_packed=True,
 )
+MINICPMV4_7 = replace(MINICPMV4_6, whole="MiniCPMV4_7ForConditionalGeneration")
+MINICPM_OCR = replace(MINICPMV4_6, whole="MiniCPMOcrForConditionalGeneration")

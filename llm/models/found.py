@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from raylens.llm.models.family import LanguageFamily, output_head
-from raylens.llm.prompt_layout import PLAIN, PromptLayout
+from raylens.llm.prompt_layout import PromptLayout
 from raylens.modeling.found_model import TOKEN_TYPES, arguments_of, find_model
 from raylens.preprocess.schema import InvalidRequestError, LanguageInputs, ProcessedPrompt
 
@@ -36,7 +36,7 @@ def find_language_family(config: PreTrainedConfig) -> LanguageFamily:
     if found.positions is None:
         return family
     positions = _rope_positions(found.on_meta.get_submodule(found.positions), [0], [_TEXT], [])
-    return replace(family, layout=partial(_layout, found.positions), num_rope_axes=len(positions))
+    return replace(family, layout=partial(_layout, found.positions, len(positions)), num_rope_axes=len(positions))
 
 
 def with_plain_head(family: LanguageFamily, model: PreTrainedModel) -> LanguageFamily:
@@ -55,10 +55,10 @@ def _num_deepstack_levels(has_levels: bool, config: PreTrainedConfig) -> int:
     return len(config.vision_config.deepstack_visual_indexes) if has_levels else 0
 
 
-def _layout(path: str, model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
+def _layout(path: str, num_axes: int, model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
     """Returns `rope_layout` for the placeholders of pictures and videos."""
     if not prompt.placeholders:
-        return PLAIN
+        return PromptLayout(rope_offsets=(0,) * num_axes)
     token_types, num_runs = [_TEXT] * len(prompt.prompt_token_ids), 0
     for placeholder, inputs in zip(prompt.placeholders, prompt.language_inputs, strict=True):
         kind = _VIDEO if any("video" in name for name in inputs) else _IMAGE

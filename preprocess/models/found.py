@@ -9,7 +9,7 @@ from PIL import Image
 from transformers import PreTrainedConfig
 
 from raylens.modeling.found_model import find_model, placeholder_id
-from raylens.preprocess.field_layout import Outputs, first_row, whole
+from raylens.preprocess.field_layout import Outputs, whole
 from raylens.preprocess.models.family import HFProcessor, Modality, ProcessorFamily
 from raylens.preprocess.prompt_updates import PromptReplacement
 
@@ -25,8 +25,7 @@ def find_processor_family(config: PreTrainedConfig) -> ProcessorFamily:
     positions = found.position_fields
     target = partial(picture_text, placeholder_id(config))
     image = Modality(
-        # Outputs for positions have a row for each picture.
-        fields=dict.fromkeys(found.picture_fields, whole) | dict.fromkeys(positions, first_row),
+        fields=dict.fromkeys([*found.picture_fields, *positions], whole),
         update=lambda processor: PromptReplacement(target(processor)),
         embed_token=lambda processor: str(processor.tokenizer.convert_ids_to_tokens(placeholder_id(config))),
         size_outputs=lambda processor, height, width, kwargs: _run(

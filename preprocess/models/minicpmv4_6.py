@@ -1,7 +1,8 @@
-"""MiniCPM-V 4.6: a view of the whole picture and slices of it, each of its own shape, numbered within a prompt."""
+"""MiniCPM-V 4.6 and later: a view of the whole picture and slices of it, each of its own shape and with a number."""
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -81,18 +82,24 @@ def _ordinal(processor: HFProcessor, index: int) -> str:
     return f"{processor.image_id_start_token}{index}{processor.image_id_end_token}"
 
 
+_IMAGE = Modality(
+    fields={"pixel_values": whole, "target_sizes": whole},
+    size_outputs=_size_outputs,
+    largest=_largest,
+    expansion=_expansion,
+    ordinal=_ordinal,
+    options=bounded("max_slice_nums"),
+)
+
 MINICPMV4_6 = ProcessorFamily(
     processor_class="MiniCPMV4_6Processor",
-    modalities={
-        "image": Modality(
-            fields={"pixel_values": whole, "target_sizes": whole},
-            size_outputs=_size_outputs,
-            largest=_largest,
-            expansion=_expansion,
-            ordinal=_ordinal,
-            options=bounded("max_slice_nums"),
-        )
-    },
+    modalities={"image": _IMAGE},
     # The processor needs its video processor, which needs torchvision.
     backends=("torchvision",),
 )
+MINICPMV4_7 = replace(
+    MINICPMV4_6,
+    processor_class="MiniCPMV4_7Processor",
+    modalities={"image": replace(_IMAGE, language_fields=("target_sizes",))},
+)
+MINICPM_OCR = replace(MINICPMV4_6, processor_class="MiniCPMOcrProcessor")

@@ -115,7 +115,7 @@ def test_a_tower_calls_attention_once_a_layer_whatever_is_in_a_batch(
 def attended(config: Any, num_patches: int) -> list[int]:
     """How many patches each layer attends over."""
     num_layers = getattr(config.vision_config, "depth", None) or config.vision_config.num_hidden_layers
-    if config.model_type != "minicpmv4_6":
+    if config.model_type not in ("minicpmv4_6", "minicpmv4_7"):
         return [num_patches] * num_layers
     # Between two of its layers squares of four patches attend to themselves and are merged.
     num_before = config.insert_layer_id + 1

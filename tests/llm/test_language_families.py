@@ -333,7 +333,8 @@ def test_items_that_do_not_fit_their_placeholders_are_refused(
 @pytest.mark.parametrize(
     ("text_config", "reason"),
     [
-        ({"model_type": "qwen3_next", "num_experts": 4}, "linear_attention"),
+        ({"layer_types": ["chunked_attention", "full_attention"]}, "chunked_attention"),
+        ({"model_type": "lfm2", "layer_types": ["conv"] * 2}, "no layer has a KV cache"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
     ],

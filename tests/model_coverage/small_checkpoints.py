@@ -109,8 +109,9 @@ def name_tokens(config: PreTrainedConfig, processor: Any, text: str) -> None:
     text_config.max_position_embeddings = _CONTEXT
     text_config.vocab_size = max(len(vocab), text_config.vocab_size)
     for name in vars(config):
-        token = getattr(processor, name.removesuffix("_id").removesuffix("_index"), None)
-        if name.endswith(("_token_id", "_token_index")) and isinstance(token, str) and token in vocab:
+        role = name.removesuffix("_id").removesuffix("_index").removesuffix("_token")
+        token = getattr(processor, f"{role}_token", None)
+        if name.endswith(("_id", "_token_index")) and isinstance(token, str) and token in vocab:
             setattr(config, name, vocab[token])
     picture = Image.fromarray(np.zeros((300, 400, 3), dtype=np.uint8))
     ids = np.asarray(call_processor(processor, text, [picture])["input_ids"][0])
@@ -136,7 +137,8 @@ def spread_weights(model: PreTrainedModel) -> None:
     with torch.no_grad():
         for name, own in sorted(model.named_parameters()):
             if own.ndim >= 2:
-                spread = 1.5 * own[0].numel() ** -0.5 if "embed_tokens" not in name else 1.0
+                spread = (1.5 if own.ndim < 4 else 1.0) * own[0].numel() ** -0.5
+                spread = 1.0 if "embed_tokens" in name else spread
                 own.copy_(torch.randn(own.shape, generator=generator) * spread)
             elif own.numel():
                 own.add_(torch.randn(own.shape, generator=generator) * 0.1)

@@ -15,7 +15,9 @@ _AXES = {
     ("Idefics3Processor", "pixel_attention_mask"): 1,
     ("SmolVLMProcessor", "pixel_values"): 1,
     ("SmolVLMProcessor", "pixel_attention_mask"): 1,
+    ("MiniCPMOcrProcessor", "pixel_values"): -1,
     ("MiniCPMV4_6Processor", "pixel_values"): -1,
+    ("MiniCPMV4_7Processor", "pixel_values"): -1,
 }
 """The axes on which Hugging Face concatenates items, where it is not the first."""
 

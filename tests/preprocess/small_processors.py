@@ -300,6 +300,25 @@ def _minicpmv4_6(tokenizer: Tokenizer) -> Json:
     }
 
 
+def _minicpm_ocr(tokenizer: Tokenizer) -> Json:
+    settings = _minicpmv4_6(tokenizer)
+    return {**settings, "vision_config": _vision("minicpm_ocr_vision", patch_size=7)}
+
+
+def _minicpmv4_7(tokenizer: Tokenizer) -> Json:
+    settings = _minicpmv4_6(tokenizer)
+    marks = {"image_start_id": "<image>", "image_end_id": "</image>"}
+    marks |= {"slice_start_id": "<slice>", "slice_end_id": "</slice>"}
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1], "partial_rotary_factor": 1.0}
+    return {
+        **settings,
+        "text_config": {**settings["text_config"], "rope_parameters": rope},
+        "vision_config": _vision("minicpmv4_7_vision", patch_size=7),
+        **{name: tokenizer.token_to_id(token) for name, token in marks.items()},
+        "newline_id": tokenizer.encode("\n", add_special_tokens=False).ids[0],
+    }
+
+
 def _gemma3(tokenizer: Tokenizer) -> Json:
     tokens = {"boi_token_index": "<start_of_image>", "eoi_token_index": "<end_of_image>"}
     tokens["image_token_index"] = "<image_soft_token>"
@@ -441,6 +460,23 @@ _MOBILENET: Json = {
         [{**_UIR, "out_chs": 64}, {**_MQA, "out_chs": 64, "kv_stride": 1}, {**_FFN, "out_chs": 64}],
     ],
     "msfa_output_resolution": 4,
+}
+
+_SLICES: Json = {"scale_resolution": 56, "patch_size": 7, "max_slice_nums": 4, **_HALF}
+_MINICPM: Json = {
+    "named": {
+        "image_token": "<|image_pad|>",
+        "video_token": "<|video_pad|>",
+        "image_start_token": "<image>",
+        "image_end_token": "</image>",
+        "slice_start_token": "<slice>",
+        "slice_end_token": "</slice>",
+        "image_id_start_token": "<image_id>",
+        "image_id_end_token": "</image_id>",
+    },
+    "tokens": ("<|im_start|>", "<|im_end|>"),
+    "image": "<|image_pad|>",
+    "bos": False,
 }
 
 _FAMILIES = {
@@ -587,29 +623,23 @@ _FAMILIES = {
         tokens=("[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"),
         image="[IMG]",
     ),
+    "minicpm_ocr": _Family(
+        "MiniCPMOcrProcessor",
+        _minicpm_ocr,
+        {"image_processor_type": "MiniCPMOcrImageProcessor", **_SLICES},
+        **_MINICPM,
+    ),
     "minicpmv4_6": _Family(
         "MiniCPMV4_6Processor",
         _minicpmv4_6,
-        {
-            "image_processor_type": "MiniCPMV4_6ImageProcessor",
-            "scale_resolution": 56,
-            "patch_size": 7,
-            "max_slice_nums": 4,
-            **_HALF,
-        },
-        named={
-            "image_token": "<|image_pad|>",
-            "video_token": "<|video_pad|>",
-            "image_start_token": "<image>",
-            "image_end_token": "</image>",
-            "slice_start_token": "<slice>",
-            "slice_end_token": "</slice>",
-            "image_id_start_token": "<image_id>",
-            "image_id_end_token": "</image_id>",
-        },
-        tokens=("<|im_start|>", "<|im_end|>"),
-        image="<|image_pad|>",
-        bos=False,
+        {"image_processor_type": "MiniCPMV4_6ImageProcessor", **_SLICES},
+        **_MINICPM,
+    ),
+    "minicpmv4_7": _Family(
+        "MiniCPMV4_7Processor",
+        _minicpmv4_7,
+        {"image_processor_type": "MiniCPMV4_6ImageProcessor", **_SLICES},
+        **_MINICPM,
     ),
     "gemma3": _Family(
         "Gemma3Processor",

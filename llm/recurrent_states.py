@@ -1,0 +1,167 @@
+"""The states of layers without keys and values: linear attention, Mamba, short convolutions.
+
+transformers' layer computes; it finds here what it expects of transformers' cache. A state lies in a slot. A running
+sequence has a slot of its own, and snapshots at block bounds of earlier sequences have further ones, see
+`BlockManager`. All chunks of a step read their states before any chunk writes one."""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+
+from raylens.llm.step_input import StateChunk, StepInput
+
+ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+STATE_LAYERS = frozenset({"linear_attention", "conv"})
+STATELESS_LAYERS = frozenset({"mlp", "moe"})
+"""The types of layers, in a configuration's `layer_types`, with a KV cache, with a state, and with neither."""
+
+States = dict[str, torch.Tensor]
+"""A layer's states by name, each (number of sequences, ...)."""
+
+
+def num_attention_layers(text_config: PreTrainedConfig) -> int:
+    types = getattr(text_config, "layer_types", None)
+    if types is None:
+        return int(text_config.num_hidden_layers)
+    return sum(kind not in STATE_LAYERS | STATELESS_LAYERS for kind in types[: text_config.num_hidden_layers])
+
+
+def find_mixers(decoder: nn.Module, text_config: PreTrainedConfig) -> list[nn.Module]:
+    """Returns the modules with a state, one for each layer of such a type. Raises ValueError for a layer without."""
+    types = getattr(text_config, "layer_types", None) or ()
+    indices = [index for index, kind in enumerate(types) if kind in STATE_LAYERS]
+    found: dict[int, nn.Module] = {}
+    for module in decoder.modules():  # outer modules come first
+        if (index := getattr(module, "layer_idx", None)) in indices:
+            found[index] = module
+    if len(found) < len(indices):
+        raise ValueError(f"text models of type {type(decoder).__name__} are not supported: some layers have no state")
+    return [found[index] for index in indices]
+
+
+def number_attention_layers(decoder: nn.Module) -> None:
+    """Numbers the layers with a KV cache consecutively, as if they were all layers."""
+    own = [module for module in decoder.modules() if hasattr(module, "layer_idx") and hasattr(module, "is_causal")]
+    for number, module in enumerate(own):
+        module.layer_idx = number  # type: ignore[assignment]
+
+
+class RecurrentStates:
+    """The states of all `mixers`, in `allocate`d slots. Each mixer's forward runs chunk by chunk from then on."""
+
+    def __init__(self, mixers: Sequence[nn.Module]) -> None:
+        self._pools: list[States] = [{} for _ in mixers]
+        self._shapes: list[States] = [{} for _ in mixers]
+        self._step: StepInput | None = None
+        for layer, mixer in enumerate(mixers):
+            names = inspect.signature(mixer.forward).parameters
+            name = next(one for one in ("cache_params", "past_key_values") if one in names)
+            mixer.forward = partial(self._forward, layer, mixer.forward, name)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Returns the bytes of one slot, known after a first forward."""
+        return sum(tensor.nbytes for shapes in self._shapes for tensor in shapes.values())
+
+    def allocate(self, num_slots: int) -> None:
+        """Makes room for the states of so many sequences and snapshots."""
+        self._pools = [
+            {name: tensor.new_zeros(num_slots, *tensor.shape[1:]) for name, tensor in shapes.items()}
+            for shapes in self._shapes
+        ]
+
+    @contextmanager
+    def of(self, step: StepInput) -> Iterator[None]:
+        """Lets forwards within this context compute the chunks of `step`."""
+        self._step = step
+        try:
+            yield
+        finally:
+            self._step = None
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _forward(
+        self, layer: int, forward: Callable[..., torch.Tensor], cache_name: str, hidden_states: torch.Tensor, **_: Any
+    ) -> torch.Tensor:
+        """Takes and returns (1, num_tokens, hidden_size)."""
+        step, pool = self._step, self._pools[layer]
+        if step is None:  # the first forward, which shows the shapes
+            cache = _Cache(self._shapes[layer])
+            return forward(hidden_states, **{cache_name: cache})
+        chunks = step.states or [StateChunk()] * len(step.query_lengths)
+        starts = [0, *accumulate(step.query_lengths)]
+        decoding = [row for row in range(step.num_decodes) if chunks[row].source is not None]
+        others = [index for index in range(len(chunks)) if index not in decoding]
+        states_before = [_Cache(_read(pool, [chunks[index].source])) for index in others]
+        output = torch.empty_like(hidden_states)
+        if decoding:
+            cache = _Cache(_read(pool, [chunks[row].source for row in decoding]))
+            output[0, decoding] = forward(hidden_states[0, decoding, None], **{cache_name: cache})[:, 0]
+            for number, row in enumerate(decoding):
+                for slot in (chunks[row].target, chunks[row].save_to):
+                    _write(pool, slot, cache.states, number)
+        for index, cache in zip(others, states_before, strict=True):
+            chunk, start, end = chunks[index], starts[index], starts[index + 1]
+            middle = start + chunk.save_at if chunk.save_to is not None else end
+            output[:, start:middle] = forward(hidden_states[:, start:middle], **{cache_name: cache})
+            _write(pool, chunk.save_to, cache.states, 0)
+            if middle < end:
+                output[:, middle:end] = forward(hidden_states[:, middle:end], **{cache_name: cache})
+            _write(pool, chunk.target, cache.states, 0)
+        return output
+
+
+def _read(pool: States, slots: Sequence[int | None]) -> States:
+    """Returns copies of the states in these slots; none for the first chunk of a sequence."""
+    if None in slots:
+        return {}
+    return {name: states[torch.tensor(slots, device=states.device)] for name, states in pool.items()}
+
+
+def _write(pool: States, slot: int | None, states: States, row: int) -> None:
+    for name, state in states.items() if slot is not None else ():
+        pool[name][slot] = state[row]
+
+
+class _Cache:
+    """What a layer takes for transformers' cache: the states of one call, see `LinearAttentionLayer` there."""
+
+    def __init__(self, states: States) -> None:
+        self.states = states
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        return self.states.get(f"conv {state_idx}")
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        return self.states.get(f"recurrent {state_idx}")
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, *, conv_kernel_size: int, **_: Any
+    ) -> torch.Tensor:
+        """Returns the earlier inputs of the convolution, if there are any, and the new ones. Keeps the last ones."""
+        before = self.get_conv_state(layer_idx, state_idx)
+        lacking = max(0, conv_kernel_size - conv_states.shape[-1])
+        inputs = (
+            nn.functional.pad(conv_states, (lacking, 0)) if before is None else torch.cat([before, conv_states], -1)
+        )
+        self.states[f"conv {state_idx}"] = inputs[..., -conv_kernel_size:]
+        return inputs
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any
+    ) -> torch.Tensor:
+        self.states[f"recurrent {state_idx}"] = recurrent_states
+        return recurrent_states
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        return bool(self.states)
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False

@@ -1,0 +1,118 @@
+"""Layers with a recurrent state: greedy tokens equal those of `generate` in any schedule."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine
+from raylens.llm.sampling.params import SamplingParams
+from tests.model_coverage.language_requests import SPECIAL, Request, request, save_tokenizer, small_model
+
+NUM_TOKENS = 40
+BIAS = dict.fromkeys(SPECIAL, -100.0)
+
+
+def conversations(model_type: str, folder: Path) -> list[Request]:
+    """Three pictures; about each a question, a longer one that begins with it, and a second turn after the answer."""
+    model = small_model(model_type)
+    model.save_pretrained(folder)
+    save_tokenizer(folder)
+    generator = torch.Generator().manual_seed(1)
+    asked: list[Request] = []
+    with torch.inference_mode():
+        for seed in range(3):
+            text = torch.randint(200, 380, (50,), generator=generator).tolist()
+            short = request(model, seed, 0, after=text[:20], num_tokens=NUM_TOKENS)
+            told = [*text[:20], *short.expected[:-1], *text[:7]]
+            asked.append(short)
+            asked.append(request(model, seed, 0, after=text, num_tokens=NUM_TOKENS))
+            asked.append(request(model, seed, 0, after=told, num_tokens=NUM_TOKENS))
+    assert len({tuple(one.expected) for one in asked}) == len(asked)
+    return asked
+
+
+class Schedule:
+    """Asks some of the requests at random times, some with late embeddings, and aborts some."""
+
+    def __init__(self, engine: LLMEngine, requests: list[Request], seed: int) -> None:
+        self.engine, self.requests = engine, requests
+        self.random = random.Random(seed)
+        self.late: dict[str, torch.Tensor] = {}
+        self.asked: dict[str, tuple[Request, int]] = {}
+        self.found: dict[str, list[int]] = {}
+
+    def run(self) -> None:
+        waiting = [self.random.choice(self.requests) for _ in range(self.random.randint(2, 7))]
+        while waiting or self.engine.has_unfinished():
+            if waiting and self.random.random() < 0.3:
+                self.ask(waiting.pop())
+            if self.late and self.random.random() < 0.3:
+                name = self.random.choice(sorted(self.late))
+                self.engine.set_embeddings(name, 0, self.late.pop(name))
+            if self.asked and self.random.random() < 0.02:
+                name = self.random.choice(sorted(self.asked))
+                self.engine.abort(name)
+                self.asked.pop(name)
+                self.late.pop(name, None)
+            for output in self.engine.step():
+                assert output.error is None, output.error
+                self.found[output.request_id] += output.token_ids
+        for name, (one, num_tokens) in self.asked.items():
+            assert self.found[name] == one.expected[:num_tokens], name
+
+    def ask(self, one: Request) -> None:
+        name, num_tokens = str(len(self.found)), self.random.randint(1, NUM_TOKENS)
+        params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True, logit_bias=BIAS)
+        is_late = self.random.random() < 0.3
+        self.engine.add_request(name, one.prompt, [None] if is_late else one.embeddings, params)
+        if is_late:
+            self.late[name] = one.embeddings[0]
+        self.asked[name], self.found[name] = (one, num_tokens), []
+
+
+@pytest.mark.parametrize(
+    ("model_type", "num_schedules"),
+    [
+        ("qwen3_5", 50),
+        ("lfm3_vl", 50),
+        pytest.param("qwen3_5", 300, marks=pytest.mark.slow),
+        pytest.param("qwen3_5_moe", 300, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["", "ahead"])
+def test_any_schedule_gives_the_tokens_of_generate(
+    model_type: str, num_schedules: int, is_ahead: bool, tmp_path: Path
+) -> None:
+    """Some sequences are preempted, some begin at a snapshot of another one's state."""
+    requests = conversations(model_type, tmp_path)
+    config = EngineConfig(
+        str(tmp_path),
+        block_size=4,
+        kv_cache_bytes=2**16,
+        max_num_seqs=5,
+        max_num_batched_tokens=24,
+        async_scheduling=is_ahead,
+    )
+    engine = LLMEngine(config)
+    for seed in range(num_schedules):
+        Schedule(engine, requests, seed).run()
+        engine.check_integrity()
+    assert engine.stats.num_preemptions > 0
+    assert engine.stats.num_prefix_hits > 0
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5", "lfm3_vl"])
+def test_the_next_turn_begins_at_a_snapshot_of_the_answer(model_type: str, tmp_path: Path) -> None:
+    question, _, next_turn = conversations(model_type, tmp_path)[:3]
+    engine = LLMEngine(EngineConfig(str(tmp_path), block_size=4, kv_cache_bytes=2**20))
+    for name, one, num_cached in (("first", question, 0), ("again", question, 32), ("next", next_turn, 64)):
+        params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True, logit_bias=BIAS)
+        engine.add_request(name, one.prompt, one.embeddings, params)
+        outputs = []
+        while engine.has_unfinished():
+            outputs += engine.step()
+        assert [token for output in outputs for token in output.token_ids] == one.expected
+        assert outputs[0].num_cached_tokens == num_cached, name
