@@ -44,6 +44,7 @@ _KV_CACHE_BYTES = 2**30
 _WORDS = " ".join(["Say what is in the picture and where, then count the rows of the table below it."] * 4)
 _SIZES = ((90, 120), (300, 410))
 """(height, width) in pixels of the pictures."""
+_FILES = ["*.json", "*.jinja", "*.model", "*.safetensors", "*.txt"]
 _WINDOWS = ("sliding_window", "attention_chunk_size")
 _DEPTHS = ("num_hidden_layers", "n_layer", "num_layers")
 
@@ -53,8 +54,8 @@ class SelfTestError(ValueError):
 
 
 @dataclass(frozen=True)
-class _Question:
-    """A prompt with pictures: our halves' input, and the model's own."""
+class Question:
+    """A prompt: our halves' input, and the model's own."""
 
     prompt: ProcessedPrompt
     items: Sequence[tuple[ItemInfo, ItemTensors]]
@@ -62,7 +63,7 @@ class _Question:
 
 
 @dataclass(frozen=True)
-class _Answer:
+class Answer:
     """The model's own answer: the embeddings that its decoder got (num_prompt_tokens, hidden_size), the log
     probabilities of the prompt's tokens from the second on, their mean change by another order of the same sums, the
     tokens of the answer, and the log probabilities of all tokens of the vocabulary at each of these (num_tokens,
@@ -80,7 +81,9 @@ def check_found_model(model: str, revision: str | None) -> str:
     cannot run at all."""
     config = load_model_config(model, revision)
     found = find_model(config)
-    folder = Path(model) if Path(model).is_dir() else Path(snapshot_download(model, revision=revision))
+    folder = Path(model)
+    if not folder.is_dir():
+        folder = Path(snapshot_download(model, revision=revision, allow_patterns=_FILES))
     with TemporaryDirectory(prefix="raylens-self-test-") as shortened:
         _shorten(found, config, folder, Path(shortened))
         _compare(found.whole, shortened)
@@ -107,7 +110,7 @@ def _shorten(found: FoundModel, config: PreTrainedConfig, folder: Path, target: 
     if depth is not None and not text.get("num_kv_shared_layers"):
         per_layer = [name for name, value in text.items() if isinstance(value, list) and len(value) == text[depth]]
         text |= {name: text[name][:num_layers] for name in per_layer} | {depth: min(num_layers, text[depth])}
-    text |= {name: min(text[name], _WINDOW) for name in _WINDOWS if text.get(name)}
+    text |= {name: min(own, _WINDOW) for name in _WINDOWS if (own := getattr(text_config, name, None))}
     (target / "config.json").write_text(json.dumps(settings))
 
 
@@ -128,13 +131,13 @@ def _num_kinds(found: FoundModel, config: PreTrainedConfig) -> int:
 
 
 def _compare(whole: type[PreTrainedModel], checkpoint: str) -> None:
-    questions = _questions(checkpoint)
-    answers = _answers(whole, checkpoint, questions)
+    questions = questions_of(checkpoint)
+    answers = answers_of(whole, checkpoint, questions)
     rows = _check_embeddings(checkpoint, questions, answers)
     _check_answers(checkpoint, questions, answers, rows)
 
 
-def _questions(checkpoint: str) -> list[_Question]:
+def questions_of(checkpoint: str) -> list[Question]:
     """Returns a prompt with a picture, one with two, and a text alone. Raises SelfTestError if Preprocess makes other
     tokens than the model's processor."""
     ours = MultiModalProcessor(ProcessorConfig(checkpoint))
@@ -164,12 +167,14 @@ def _questions(checkpoint: str) -> list[_Question]:
         if prompt.prompt_token_ids != expected:
             reason = f"{len(pictures)} pictures and a text give {len(prompt.prompt_token_ids)} tokens"
             raise SelfTestError(f"Preprocess: {reason}, the model's processor gives other {len(expected)}")
-        questions.append(_Question(prompt, items, inputs))
+        questions.append(Question(prompt, items, inputs))
     return questions
 
 
 @torch.inference_mode()
-def _answers(whole: type[PreTrainedModel], checkpoint: str, questions: Sequence[_Question]) -> list[_Answer]:
+def answers_of(
+    whole: type[PreTrainedModel], checkpoint: str, questions: Sequence[Question], num_tokens: int = _NUM_TOKENS
+) -> list[Answer]:
     """Returns the answers of the whole model to each question alone."""
     config = load_model_config(checkpoint)
     decoder = find_model(config).decoder
@@ -184,12 +189,12 @@ def _answers(whole: type[PreTrainedModel], checkpoint: str, questions: Sequence[
     known = arguments_of(model.forward)
     model.get_submodule(decoder).register_forward_pre_hook(look, with_kwargs=True)
     greedy = GenerationConfig(
-        max_new_tokens=_NUM_TOKENS,
+        max_new_tokens=num_tokens,
         do_sample=False,
         pad_token_id=0,
         return_dict_in_generate=True,
         output_logits=True,
-        suppress_tokens=_suppressed(checkpoint),
+        suppress_tokens=suppressed_tokens(checkpoint),
     )
     answers = []
     for question in questions:
@@ -201,9 +206,9 @@ def _answers(whole: type[PreTrainedModel], checkpoint: str, questions: Sequence[
             of_prompt = _of_prompt(model, inputs)
             model.set_attn_implementation("eager")
             rounding = _mean_difference(_of_prompt(model, inputs), of_prompt)
-        token_ids = output.sequences[0, -_NUM_TOKENS:].tolist()
+        token_ids = output.sequences[0, -num_tokens:].tolist()
         logprobs = torch.cat(output.logits).log_softmax(-1)
-        answers.append(_Answer(seen[0], of_prompt, rounding, token_ids, logprobs))
+        answers.append(Answer(seen[0], of_prompt, rounding, token_ids, logprobs))
     return answers
 
 
@@ -219,7 +224,7 @@ def _mean_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected)[expected > -torch.inf].abs().mean())
 
 
-def _suppressed(checkpoint: str) -> list[int]:
+def suppressed_tokens(checkpoint: str) -> list[int]:
     """Returns the tokens that no answer may have here: `generate` would take a placeholder for another picture."""
     tokenizer: Any = load_processor(family_of("preprocess", load_model_config(checkpoint)), checkpoint).tokenizer
     return sorted(set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder))
@@ -227,7 +232,7 @@ def _suppressed(checkpoint: str) -> list[int]:
 
 @torch.inference_mode()
 def _check_embeddings(
-    checkpoint: str, questions: Sequence[_Question], answers: Sequence[_Answer]
+    checkpoint: str, questions: Sequence[Question], answers: Sequence[Answer]
 ) -> list[list[torch.Tensor]]:
     """Returns the embeddings of each question's items. Raises SelfTestError if the model's decoder got others."""
     model, family = load_vision_half(EncoderConfig(checkpoint))
@@ -249,8 +254,8 @@ def _check_embeddings(
 
 def _check_answers(
     checkpoint: str,
-    questions: Sequence[_Question],
-    answers: Sequence[_Answer],
+    questions: Sequence[Question],
+    answers: Sequence[Answer],
     rows: Sequence[Sequence[torch.Tensor]],
 ) -> None:
     """Raises SelfTestError if Generate, with all questions at once and in chunks, answers otherwise than the model."""
@@ -271,7 +276,7 @@ def _check_answers(
             ignore_eos=True,
             logprobs=0,
             prompt_logprobs=0,
-            logit_bias=dict.fromkeys(_suppressed(checkpoint), -100.0),
+            logit_bias=dict.fromkeys(suppressed_tokens(checkpoint), -100.0),
         )
         for index, (question, own) in enumerate(zip(questions, rows, strict=True)):
             engine.add_request(str(index), question.prompt, list(own), params)

@@ -1,0 +1,97 @@
+"""Requests through the engine in every way in which it may run a prompt: greedy tokens equal those of the model."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from raylens.deployments.stages.found_model_check import answers_of, questions_of, suppressed_tokens
+from raylens.encoder.config import EncoderConfig
+from raylens.encoder.engine import EncoderEngine
+from raylens.llm.config import EngineConfig
+from raylens.llm.engine import LLMEngine
+from raylens.llm.sampling.params import SamplingParams
+from raylens.preprocess.schema import ItemTensors, ProcessedPrompt
+
+WAYS = ("alone", "together", "in chunks", "preempted", "cached prefix", "late embeddings")
+NUM_TOKENS = 24
+_CACHE_BYTES = 2**27
+_BLOCK_SIZE = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt with its embeddings and the model's greedy tokens. `bias`: of tokens that no answer may have."""
+
+    prompt: ProcessedPrompt
+    embeddings: list[torch.Tensor]
+    expected: list[int]
+    bias: dict[int, float] = field(default_factory=dict)
+
+
+def found_cases(whole: type[PreTrainedModel], checkpoint: str) -> list[Case]:
+    """Questions with one picture, two and none, through Preprocess and Encode."""
+    questions = questions_of(checkpoint)
+    answers = answers_of(whole, checkpoint, questions, NUM_TOKENS)
+    encoder = EncoderEngine(EncoderConfig(checkpoint))
+    bias = dict.fromkeys(suppressed_tokens(checkpoint), -100.0)
+    return [
+        Case(question.prompt, _encoded(encoder, [tensors for _, tensors in question.items]), answer.token_ids, bias)
+        for question, answer in zip(questions, answers, strict=True)
+    ]
+
+
+def _encoded(encoder: EncoderEngine, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
+    for index, tensors in enumerate(items):
+        encoder.add_request(str(index), "image", tensors)
+    found: dict[str, torch.Tensor] = {}
+    while encoder.has_unfinished():
+        for output in encoder.step():
+            assert output.error is None, output.error
+            assert output.embeddings is not None
+            found[output.request_id] = output.embeddings
+    return [found[str(index)] for index in range(len(items))]
+
+
+def ways_that_differ(checkpoint: str, cases: Sequence[Case]) -> list[str]:
+    """Returns those of the WAYS in which some tokens are not the model's."""
+    return [way for way, is_equal in _ways(checkpoint, cases) if not is_equal]
+
+
+def _ways(checkpoint: str, cases: Sequence[Case]) -> Iterator[tuple[str, bool]]:
+    roomy = _engine(checkpoint)
+    yield "alone", all(_equal(roomy, [case]) for case in cases)
+    yield "together", _equal(roomy, cases)
+    yield "late embeddings", _equal(roomy, cases, is_late=True)
+    cached = _engine(checkpoint, prefix_caching=True)
+    yield "cached prefix", all(_equal(cached, [case]) for case in (*cases, *cases))
+    yield "in chunks", _equal(_engine(checkpoint, max_num_batched_tokens=64, max_num_seqs=8), cases)
+    # Two prompts have room, their answers have not.
+    two = cases[:2]
+    num_blocks = sum(-(-len(case.prompt.prompt_token_ids) // _BLOCK_SIZE) for case in two) + 2
+    bytes_of_block = _CACHE_BYTES // roomy._runner.num_blocks
+    tight = _engine(checkpoint, kv_cache_bytes=num_blocks * bytes_of_block)
+    yield "preempted", _equal(tight, two) and tight.stats.num_preemptions > 0
+
+
+def _engine(checkpoint: str, **settings: Any) -> LLMEngine:
+    defaults = {"prefix_caching": False, "kv_cache_bytes": _CACHE_BYTES, "block_size": _BLOCK_SIZE}
+    return LLMEngine(EngineConfig(checkpoint, **(defaults | settings)))
+
+
+def _equal(engine: LLMEngine, cases: Sequence[Case], *, is_late: bool = False) -> bool:
+    for index, case in enumerate(cases):
+        params = SamplingParams(max_tokens=len(case.expected), temperature=0.0, ignore_eos=True, logit_bias=case.bias)
+        given: list[torch.Tensor | None] = [None] * len(case.embeddings) if is_late else list(case.embeddings)
+        engine.add_request(str(index), case.prompt, given, params)
+    found: list[list[int]] = [[] for _ in cases]
+    while engine.has_unfinished():
+        for output in engine.step():
+            assert output.error is None, output.error
+            found[int(output.request_id)] += output.token_ids
+        for index, case in enumerate(cases if is_late else ()):
+            for number, embeddings in enumerate(case.embeddings):
+                engine.set_embeddings(str(index), number, embeddings)
+    return found == [case.expected for case in cases]

@@ -1,0 +1,110 @@
+"""Writes docs/models.md: what each vision-language model type of transformers does here, from one run."""
+
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+from raylens.deployments.stages.found_model_check import check_found_model
+from raylens.modeling.families import FAMILIES, SERVED_FAMILIES, load_family
+from tests.model_coverage.parity import WAYS, Case, found_cases, ways_that_differ
+from tests.model_coverage.small_checkpoints import save_small_checkpoint
+from tests.small_models import make_checkpoint, small_requests, whole_class
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "models.md"
+_LONGEST_REASON = 150
+
+
+@dataclass(frozen=True)
+class Row:
+    """`is_equal`: by way. `reason`: for not serving the type."""
+
+    model_type: str
+    served: str
+    media: str = ""
+    is_equal: tuple[bool, ...] = ()
+    reason: str = ""
+
+    def __str__(self) -> str:
+        ways = [{True: "yes", False: "no"}[one] for one in self.is_equal] or [""] * len(WAYS)
+        return f"| `{self.model_type}` | {self.served} | {self.media} | {' | '.join(ways)} | {self.reason} |"
+
+
+def row_of(model_type: str) -> Row:
+    with tempfile.TemporaryDirectory() as folder:
+        if model_type in FAMILIES:
+            return _declared_row(model_type, folder)
+        return _found_row(model_type, folder)
+
+
+def _declared_row(model_type: str, folder: str) -> Row:
+    if model_type not in SERVED_FAMILIES:
+        return Row(model_type, "refused", reason=FAMILIES[model_type].why_unserved or "")
+    make_checkpoint(model_type, Path(folder))
+    model = whole_class(model_type).from_pretrained(folder).eval()
+    requests = small_requests(model_type, model)
+    cases = [Case(one.prompt, one.embeddings, one.expected) for one in requests]
+    modalities = load_family("preprocess", model_type).modalities
+    media = ", ".join({"image": "pictures", "video": "videos"}[one] for one in modalities)
+    return Row(model_type, "declared", media, _equal_ways(folder, cases))
+
+
+def _found_row(model_type: str, folder: str) -> Row:
+    try:
+        save_small_checkpoint(model_type, Path(folder))
+    except Exception as error:
+        return Row(model_type, "not tested", reason=f"no small checkpoint: {_first_line(error)}")
+    try:
+        check_found_model(folder, None)
+    except ValueError as error:
+        return Row(model_type, "refused", reason=_first_line(error))
+    whole = getattr(transformers, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[model_type])
+    return Row(model_type, "found", "pictures", _equal_ways(folder, found_cases(whole, folder)))
+
+
+def _equal_ways(folder: str, cases: list[Case]) -> tuple[bool, ...]:
+    differing = ways_that_differ(folder, cases)
+    return tuple(way not in differing for way in WAYS)
+
+
+def _first_line(error: Exception) -> str:
+    text = (str(error) or type(error).__name__).splitlines()[0].replace("|", "/")
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
+
+
+def page_of(rows: list[Row]) -> str:
+    count = {kind: sum(row.served == kind for row in rows) for kind in ("declared", "found", "refused", "not tested")}
+    return f"""# Models
+
+`python -m tests.model_coverage` writes this page from one run: all {len(rows)} types of transformers
+{transformers.__version__}'s image-text-to-text models and Raylens' own, each as a small random checkpoint in float32 on
+the CPU. {count["declared"]} types have a declaration, {count["found"]} more are found and pass the check at the start
+([decision](decisions/002-family-declarations.md)), {count["refused"]} are refused. For {count["not tested"]} types no
+small checkpoint can be made here; the check at the start decides on a published one.
+
+The columns from "alone" on say whether the greedy tokens of each way equal those of `generate`: prompts alone, all
+together, in chunks of 64 tokens, with a cache so small that some are preempted, after an equal prompt, and with
+embeddings that arrive late.
+
+| `model_type` | served | media | {" | ".join(WAYS)} | why not |
+|---|---|---|{"---|" * len(WAYS)}---|
+{chr(10).join(map(str, rows))}
+"""
+
+
+def write_page(wanted: list[str]) -> None:
+    """`wanted`: types whose rows are printed instead."""
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    types = wanted or sorted({*MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, *FAMILIES})
+    rows = []
+    for model_type in types:
+        rows.append(row_of(model_type))
+        print(rows[-1], flush=True)
+    if not wanted:
+        PAGE.write_text(page_of(rows))
