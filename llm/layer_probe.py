@@ -1,5 +1,8 @@
 """Runs one token through a decoder, to learn its layers' cache shapes and to check that all layers use the KV cache."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 from torch import nn
 
@@ -18,9 +21,12 @@ class _Probe:
         return call.queries.new_zeros(*call.queries.shape[:-1], call.values.shape[-1])
 
 
-def probe_layers(decoder: nn.Module, *, hidden_size: int, num_layers: int) -> list[AttentionCall]:
-    """Returns each layer's attention call for a single token, in order. Raises ValueError for a decoder with layers
-    that do not use paged attention, such as linear attention: their state would silently be lost between steps."""
+def probe_layers(
+    decoder: nn.Module, *, hidden_size: int, num_layers: int, inputs: Mapping[str, torch.Tensor] = MappingProxyType({})
+) -> list[AttentionCall]:
+    """Returns each layer's attention call for a single token, in order. `num_layers`: those with a KV cache. `inputs`:
+    further ones of the decoder. Raises ValueError for a decoder with layers that attend otherwise, whose state would
+    silently be lost between steps."""
     weight = next(decoder.parameters())
     probe = _Probe()
     try:
@@ -28,6 +34,7 @@ def probe_layers(decoder: nn.Module, *, hidden_size: int, num_layers: int) -> li
             inputs_embeds=torch.zeros(1, 1, hidden_size, dtype=weight.dtype, device=weight.device),
             position_ids=torch.zeros(1, 1, dtype=torch.long, device=weight.device),
             use_cache=False,
+            **inputs,
             attention_metadata=probe,
         )
     except (torch.AcceleratorError, torch.OutOfMemoryError, RankDiedError):

@@ -13,7 +13,13 @@ from raylens.llm.models.family import LanguageFamily
 from raylens.llm.models.found import with_plain_head
 from raylens.llm.ranks.parallel import ProcessGroup
 from raylens.llm.ranks.sharded_loading import sharded_class
-from raylens.llm.recurrent_states import ATTENTION_LAYERS, STATE_LAYERS, STATELESS_LAYERS, num_attention_layers
+from raylens.llm.recurrent_states import (
+    ATTENTION_LAYERS,
+    STATE_LAYERS,
+    STATELESS_LAYERS,
+    has_state_layers,
+    num_attention_layers,
+)
 from raylens.modeling.context_length import check_context_length
 from raylens.modeling.families import family_of, is_found, known_to
 from raylens.modeling.half_model import load_half
@@ -37,6 +43,8 @@ def load_language_half(
     not_supported = f"the text model of {config.model} ({text_config.model_type}) is not supported"
     if reason := _why_unsupported(text_config):
         raise ValueError(f"{not_supported}: {reason}")
+    if group is not None and has_state_layers(text_config):
+        raise ValueError(f"{not_supported} on several ranks: its layers with a recurrent state are not divided")
     family = load_language_family(hf_config)
     check_context_length(text_config, config.max_model_len, allow_longer=config.allow_longer_context)
     register_paged_attention()

@@ -93,7 +93,7 @@ class ModelRunner:
             max_num_tokens=self._max_step_tokens,
             block_size=config.block_size,
             num_rope_axes=self._family.num_rope_axes,
-            keeps_tokens=self._family.adds_embeddings,
+            keeps_tokens=self._family.adds_embeddings or self._family.keeps_placeholders,
             has_loras=config.max_loras > 0,
         )
         calls = self._probe_layers()
@@ -147,8 +147,6 @@ class ModelRunner:
         mixers = find_mixers(self._decoder, self._model.config.get_text_config())
         if not mixers:
             return None
-        if self._group is not None:
-            raise ValueError("tensor_parallel_size: layers with a recurrent state are not divided among ranks")
         if self.lora_layers is not None:
             raise ValueError("max_loras: a model of layers with a recurrent state serves no adapters")
         number_attention_layers(self._decoder)
@@ -201,7 +199,10 @@ class ModelRunner:
     def _probe_layers(self) -> list[AttentionCall]:
         text_config = self._model.config.get_text_config()
         return probe_layers(
-            self._decoder, hidden_size=text_config.hidden_size, num_layers=num_attention_layers(text_config)
+            self._decoder,
+            hidden_size=text_config.hidden_size,
+            num_layers=num_attention_layers(text_config),
+            inputs=self._family.inputs_of_tokens(self._model, torch.zeros(1, dtype=torch.long, device=self._device)),
         )
 
     def _compile_layers(self) -> None:

@@ -17,13 +17,19 @@ from transformers import PreTrainedConfig
 
 from raylens.llm.step_input import StateChunk, StepInput
 
-ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 STATE_LAYERS = frozenset({"linear_attention", "conv"})
 STATELESS_LAYERS = frozenset({"mlp", "moe"})
-"""The types of layers, in a configuration's `layer_types`, with a KV cache, with a state, and with neither."""
+"""The types of layers, in a configuration's `layer_types`, with a KV cache, with a state, and with neither. Chunked
+attention is full attention here, because the context is no longer than a chunk."""
 
 States = dict[str, torch.Tensor]
 """A layer's states by name, each (number of sequences, ...)."""
+Slots = list[int | None]
+
+
+def has_state_layers(text_config: PreTrainedConfig) -> bool:
+    return not STATE_LAYERS.isdisjoint(getattr(text_config, "layer_types", None) or ())
 
 
 def num_attention_layers(text_config: PreTrainedConfig) -> int:
@@ -98,15 +104,19 @@ class RecurrentStates:
         chunks = step.states or [StateChunk()] * len(step.query_lengths)
         starts = [0, *accumulate(step.query_lengths)]
         decoding = [row for row in range(step.num_decodes) if chunks[row].source is not None]
+        decoding.sort(key=lambda row: chunks[row].target or 0)
         others = [index for index in range(len(chunks)) if index not in decoding]
-        states_before = [_Cache(_read(pool, [chunks[index].source])) for index in others]
+        states_before = [_Cache(_copies(pool, [chunks[index].source])) for index in others]
         output = torch.empty_like(hidden_states)
         if decoding:
-            cache = _Cache(_read(pool, [chunks[row].source for row in decoding]))
+            own = [chunks[row] for row in decoding]
+            sources, targets = [chunk.source for chunk in own], [chunk.target for chunk in own]
+            cache = _Cache(_views(pool, targets) if sources == targets else _copies(pool, sources))
             output[0, decoding] = forward(hidden_states[0, decoding, None], **{cache_name: cache})[:, 0]
-            for number, row in enumerate(decoding):
-                for slot in (chunks[row].target, chunks[row].save_to):
-                    _write(pool, slot, cache.states, number)
+            for name, state in cache.states.items():
+                pool[name][_place(targets)] = state
+            for row, chunk in enumerate(own):
+                _write(pool, chunk.save_to, cache.states, row)
         for index, cache in zip(others, states_before, strict=True):
             chunk, start, end = chunks[index], starts[index], starts[index + 1]
             middle = start + chunk.save_at if chunk.save_to is not None else end
@@ -118,11 +128,21 @@ class RecurrentStates:
         return output
 
 
-def _read(pool: States, slots: Sequence[int | None]) -> States:
+def _copies(pool: States, slots: Slots) -> States:
     """Returns copies of the states in these slots; none for the first chunk of a sequence."""
-    if None in slots:
-        return {}
-    return {name: states[torch.tensor(slots, device=states.device)] for name, states in pool.items()}
+    return {} if None in slots else {name: states[torch.tensor(slots)] for name, states in pool.items()}
+
+
+def _views(pool: States, slots: Slots) -> States:
+    """Returns the states in these slots, which a layer may change. They are copies if the slots are not side by
+    side."""
+    return {name: states[_place(slots)] for name, states in pool.items()}
+
+
+def _place(slots: Slots) -> slice | torch.Tensor:
+    first = slots[0] or 0
+    is_row = slots == list(range(first, first + len(slots)))
+    return slice(first, first + len(slots)) if is_row else torch.tensor(slots)
 
 
 def _write(pool: States, slot: int | None, states: States, row: int) -> None:

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
+from heapq import heappop, heappush
 
 from raylens.llm.sequence import Sequence
 
@@ -17,7 +18,7 @@ class StateSlots:
     def __init__(self, num_running: int, num_snapshots: int, block_size: int) -> None:
         self._block_size = block_size
         self._interval = -(-_SNAPSHOT_TOKENS // block_size) * block_size
-        self._free = list(range(num_running))
+        self._free = list(range(num_running))  # a heap: low slots stay side by side
         self._blank = list(range(num_running, num_running + num_snapshots))
         self._snapshots: OrderedDict[bytes, int] = OrderedDict()
         self._planned: dict[Sequence, tuple[int, int]] = {}  # the end in tokens, and the slot
@@ -28,7 +29,7 @@ class StateSlots:
 
     def take(self, sequence: Sequence, prefix: Seq[bytes]) -> None:
         """Gives a sequence a slot. It continues from the snapshot of the last block of `prefix`, if there is any."""
-        sequence.state_slot = self._free.pop()
+        sequence.state_slot = heappop(self._free)
         sequence.state_source = None
         if prefix:
             self._snapshots.move_to_end(prefix[-1])
@@ -37,7 +38,7 @@ class StateSlots:
     def give_back(self, sequence: Sequence) -> None:
         if sequence.state_slot is None:
             return
-        self._free.append(sequence.state_slot)
+        heappush(self._free, sequence.state_slot)
         sequence.state_slot = sequence.state_source = None
         self._drop_plan(sequence)
 

@@ -7,7 +7,7 @@ from transformers import PreTrainedConfig
 
 def default_context_length(text_config: PreTrainedConfig, max_model_len: int | None) -> int:
     """Returns `max_model_len`, or else the model's own length. Raises ValueError if neither is known."""
-    own: int | None = getattr(text_config, "max_position_embeddings", None)
+    own = _own_length(text_config)
     if max_model_len is None and own is None:
         model = f"the configuration of the text model ({text_config.model_type})"
         raise ValueError(f"{model} has no max_position_embeddings: set max_model_len")
@@ -31,11 +31,24 @@ def check_context_length(text_config: PreTrainedConfig, max_model_len: int | Non
 def _longest_context(text_config: PreTrainedConfig) -> int | None:
     """Returns the most positions that the model supports. A scaled rotary embedding may exceed
     `max_position_embeddings`, which in some checkpoints is the length before scaling."""
-    own: int | None = getattr(text_config, "max_position_embeddings", None)
+    own = _own_length(text_config)
     rope: Any = getattr(text_config, "rope_parameters", None) or {}
     factor = rope.get("factor") or 1.0
-    if own is None:
-        return None
+    if own is None or _has_chunks(text_config):
+        return own
     if rope.get("rope_type") == "yarn":
         return max(own, int(factor * (rope.get("original_max_position_embeddings") or own)))
     return int(factor * own) if rope.get("rope_type") == "linear" else own
+
+
+def _own_length(text_config: PreTrainedConfig) -> int | None:
+    """Returns `max_position_embeddings`; with chunked attention no more than a chunk, within which it is full
+    attention."""
+    own: int | None = getattr(text_config, "max_position_embeddings", None)
+    if own is None or not _has_chunks(text_config):
+        return own
+    return min(own, text_config.attention_chunk_size or own)
+
+
+def _has_chunks(text_config: PreTrainedConfig) -> bool:
+    return "chunked_attention" in (getattr(text_config, "layer_types", None) or ())

@@ -64,6 +64,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen2_5_vl": Family("qwen2_vl:QWEN2_5_VL", "qwen2_vl:QWEN2_5_VL", "qwen2_vl:QWEN2_5_VL"),
     "qwen2_vl": Family("qwen2_vl:QWEN2_VL", "qwen2_vl:QWEN2_VL", "qwen2_vl:QWEN2_VL"),
+    "qwen3_5": Family("qwen2_vl:QWEN3_VL", "qwen2_vl:QWEN3_5", "qwen2_vl:QWEN3_5"),
+    "qwen3_5_moe": Family("qwen2_vl:QWEN3_VL", "qwen2_vl:QWEN3_5_MOE", "qwen2_vl:QWEN3_5_MOE"),
     "qwen3_vl": Family("qwen2_vl:QWEN3_VL", "qwen2_vl:QWEN3_VL", "qwen2_vl:QWEN3_VL"),
     "qwen3_vl_moe": Family("qwen2_vl:QWEN3_VL", "qwen2_vl:QWEN3_VL_MOE", "qwen2_vl:QWEN3_VL_MOE"),
     "smolvlm": Family("idefics3:SMOLVLM", "idefics3:SMOLVLM", FOUND),
@@ -71,6 +73,13 @@ FAMILIES: dict[str, Family] = {
     "wemm": Family("wemm:WEMM", "wemm:WEMM", "wemm:WEMM"),
 }
 """The families by `model_type` in a checkpoint's config.json."""
+
+PARTLY_FOUND = {
+    "ernie4_5_vl_moe": Family(_FOUND_FAMILY.preprocess, _FOUND_FAMILY.encoder, "by_token:ernie4_5_vl_moe"),
+    "gemma4": Family(_FOUND_FAMILY.preprocess, _FOUND_FAMILY.encoder, "by_token:gemma4"),
+    "llama4": Family(_FOUND_FAMILY.preprocess, "llama4:LLAMA4", FOUND),
+}
+"""Families of which one stage has to be declared, and the other two are found."""
 
 SERVED_FAMILIES = frozenset(name for name, family in FAMILIES.items() if family.is_served)
 
@@ -81,7 +90,7 @@ def known_to(stage: Stage) -> list[str]:
 
 
 def is_found(model_type: str) -> bool:
-    """Returns whether no row has the family, and transformers has it."""
+    """Returns whether stages find the family, which transformers has."""
     if model_type in FAMILIES:
         return False
     from raylens.modeling.torchvision_build import make_importable
@@ -95,7 +104,7 @@ def is_found(model_type: str) -> bool:
 def load_family(stage: Stage, model_type: str) -> Any:
     """Imports and returns the stage's declaration of a family, or the function that finds it. Raises ValueError for an
     unsupported family."""
-    row = _FOUND_FAMILY if is_found(model_type) else FAMILIES.get(model_type)
+    row = PARTLY_FOUND.get(model_type, _FOUND_FAMILY) if is_found(model_type) else FAMILIES.get(model_type)
     place: str | None = None if row is None else getattr(row, stage)
     if place is None:
         raise ValueError(f"model_type {model_type!r} is not supported, only {known_to(stage)}")

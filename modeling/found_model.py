@@ -99,12 +99,12 @@ def find_model(config: PreTrainedConfig) -> FoundModel:
     whole: type[PreTrainedModel] = getattr(transformers, name)
     with torch.device("meta"):
         model = whole._from_config(copy.deepcopy(config))  # some models write into their settings
-    head = model.get_output_embeddings()
+    decoder, head = _find_decoder(model)
     paths = {module: path for path, module in model.named_modules()}
     return FoundModel(
         whole,
         model,
-        decoder=paths[_find_decoder(model)],
+        decoder=paths[decoder],
         head=None if head is None else paths[head],
         features=_owner_of("get_image_features", model),
         positions=_owner_of("get_rope_index", model),
@@ -121,10 +121,16 @@ def _owner_of(method: str, model: PreTrainedModel) -> str | None:
     )
 
 
-def _find_decoder(model: PreTrainedModel) -> nn.Module:
-    """Returns the innermost decoder: `get_decoder` may return a text model that has an output head of its own."""
+def _find_decoder(model: PreTrainedModel) -> tuple[nn.Module, nn.Module | None]:
+    """Returns the innermost decoder and the output head: `get_decoder` may return a text model that has a head of its
+    own."""
     decoder: Any = model.get_decoder()
-    while decoder.get_output_embeddings() is not None and decoder.get_decoder() is not decoder:
-        decoder = decoder.get_decoder()
-    found: nn.Module = decoder
-    return found
+    head = model.get_output_embeddings()
+    while (own := decoder.get_output_embeddings()) is not None:
+        head = head or own
+        inner = decoder.get_decoder()
+        inner = getattr(decoder, "model", decoder) if inner is decoder else inner
+        if inner is decoder:
+            break
+        decoder = inner
+    return decoder, head

@@ -24,6 +24,7 @@ from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.llm.loader import load_language_family
 from raylens.llm.sampling.params import SamplingParams
+from raylens.llm.sequence import FinishReason
 from raylens.modeling.families import family_of
 from raylens.modeling.found_model import TOKEN_TYPES, FoundModel, arguments_of, find_model, placeholder_id
 from raylens.modeling.model_configs import load_model_config
@@ -45,7 +46,6 @@ _WORDS = " ".join(["Say what is in the picture and where, then count the rows of
 _SIZES = ((90, 120), (300, 410))
 """(height, width) in pixels of the pictures."""
 _FILES = ["*.json", "*.jinja", "*.model", "*.safetensors", "*.txt"]
-_WINDOWS = ("sliding_window", "attention_chunk_size")
 _DEPTHS = ("num_hidden_layers", "n_layer", "num_layers")
 
 
@@ -107,10 +107,15 @@ def _shorten(found: FoundModel, config: PreTrainedConfig, folder: Path, target: 
     text = settings if text_config is config else _settings_of(text_config, settings)
     num_layers = _num_kinds(found, config)
     depth = next((name for name in _DEPTHS if name in text), None)
-    if depth is not None and not text.get("num_kv_shared_layers"):
+    # Layers that share a cache, or have rows in one table, keep their number.
+    is_whole = any(getattr(text_config, name, None) for name in ("num_kv_shared_layers", "hidden_size_per_layer_input"))
+    if depth is not None and not is_whole:
         per_layer = [name for name, value in text.items() if isinstance(value, list) and len(value) == text[depth]]
         text |= {name: text[name][:num_layers] for name in per_layer} | {depth: min(num_layers, text[depth])}
-    text |= {name: min(own, _WINDOW) for name in _WINDOWS if (own := getattr(text_config, name, None))}
+        if by_layer := text.get("per_layer_config"):
+            text["per_layer_config"] = {layer: own for layer, own in by_layer.items() if int(layer) < num_layers}
+    if window := getattr(text_config, "sliding_window", None):
+        text["sliding_window"] = min(window, _WINDOW)
     (target / "config.json").write_text(json.dumps(settings))
 
 
@@ -200,16 +205,24 @@ def answers_of(
     for question in questions:
         seen.clear()
         with _naming("the model's own forward"):
-            inputs = {name: one for name, one in question.inputs.items() if name in known or name not in TOKEN_TYPES}
+            inputs = known_inputs(question.inputs, known)
             output = model.generate(**inputs, generation_config=greedy)
-            model.set_attn_implementation("sdpa")
+            text_model: Any = model.get_submodule(decoder)
+            text_model.set_attn_implementation("sdpa")
             of_prompt = _of_prompt(model, inputs)
-            model.set_attn_implementation("eager")
+            text_model.set_attn_implementation("eager")
             rounding = _mean_difference(_of_prompt(model, inputs), of_prompt)
         token_ids = output.sequences[0, -num_tokens:].tolist()
         logprobs = torch.cat(output.logits).log_softmax(-1)
         answers.append(Answer(seen[0], of_prompt, rounding, token_ids, logprobs))
     return answers
+
+
+def known_inputs(inputs: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
+    """Returns the processor's outputs in float32, without token types that the model does not take."""
+    taken = {name: one for name, one in inputs.items() if name in known or name not in TOKEN_TYPES}
+    is_float = {name: isinstance(one, torch.Tensor) and one.is_floating_point() for name, one in taken.items()}
+    return {name: one.float() if is_float[name] else one for name, one in taken.items()}
 
 
 def _of_prompt(model: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
@@ -239,7 +252,8 @@ def _check_embeddings(
     all_rows = []
     for question, answer in zip(questions, answers, strict=True):
         with _naming("Encode"):
-            rows = family.modalities["image"].encode(model, [tensors for _, tensors in question.items])
+            items = [tensors for _, tensors in question.items]
+            rows = family.modalities["image"].encode(model, items) if items else []
         for placeholder, own in zip(question.prompt.placeholders, rows, strict=True):
             expected = answer.embeds[list(placeholder.embed_positions())]
             found = own[:, : expected.shape[-1]]
@@ -284,8 +298,8 @@ def _check_answers(
         of_prompts: list[Sequence[Any]] = [[] for _ in questions]
         while engine.has_unfinished():
             for output in engine.step():
-                if output.error is not None:
-                    raise SelfTestError(f"Generate: {output.error}")
+                if output.error is not None or output.finish_reason is FinishReason.ERROR:
+                    raise SelfTestError(f"Generate: {output.error or 'a step failed, see the log'}")
                 of_prompts[int(output.request_id)] = output.prompt_logprobs or of_prompts[int(output.request_id)]
                 outputs[int(output.request_id)] += zip(output.token_ids, output.logprobs, strict=True)
     for answer, own_prompt, own_outputs in zip(answers, of_prompts, outputs, strict=True):

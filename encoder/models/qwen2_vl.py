@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: pictures keep their shape, and patches attend only within their picture."""
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5: pictures keep their shape, and patches attend only within their picture."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -102,3 +102,5 @@ QWEN2_VL = _family("Qwen2VLForConditionalGeneration")
 QWEN2_5_VL = _family("Qwen2_5_VLForConditionalGeneration")
 QWEN3_VL = _family("Qwen3VLForConditionalGeneration", "model.visual.deepstack_merger_list")
 QWEN3_VL_MOE = _family("Qwen3VLMoeForConditionalGeneration", "model.visual.deepstack_merger_list")
+QWEN3_5 = _family("Qwen3_5ForConditionalGeneration")
+QWEN3_5_MOE = _family("Qwen3_5MoeForConditionalGeneration")

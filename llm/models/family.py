@@ -40,7 +40,8 @@ class LanguageFamily(HalfModel):
     `layout`: returns the `PromptLayout` of a prompt; raises InvalidRequestError if the items do not fit it.
     `embed_tokens`: returns the embeddings (num_tokens, hidden_size) of token ids (num_tokens,).
     `inputs_of_tokens`: returns further inputs of the decoder that depend on the token ids, by name. Here and in
-    `embed_tokens` the ids of items' placeholders are 0 unless `adds_embeddings`.
+    `embed_tokens` the ids of items' placeholders are 0 unless `adds_embeddings` or `keeps_placeholders`.
+    `keeps_placeholders`: whether `inputs_of_tokens` needs the ids of placeholders, which are in the vocabulary.
     `takes_item_mask`: whether the decoder takes `item_mask`, (1, num_tokens) bool, True for tokens with an item
     embedding. Steps without such tokens pass no mask.
     `adds_embeddings`: whether item embeddings are added to the embeddings of their placeholders, not substituted.
@@ -56,6 +57,7 @@ class LanguageFamily(HalfModel):
     layout: Callable[[PreTrainedModel, ProcessedPrompt], PromptLayout] = lambda model, prompt: PLAIN
     embed_tokens: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor] = embed_tokens
     inputs_of_tokens: Callable[[PreTrainedModel, torch.Tensor], dict[str, torch.Tensor]] = no_inputs
+    keeps_placeholders: bool = False
     takes_item_mask: bool = False
     adds_embeddings: bool = False
     num_deepstack_levels: Callable[[PreTrainedConfig], int] = lambda config: 0

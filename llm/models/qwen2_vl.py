@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: a token has three rotary positions, in time, height and width."""
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: a token has three rotary positions, in time, height and width."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -42,7 +42,7 @@ def _check_grids(config: PreTrainedConfig, token_types: Sequence[int], prompt: P
 def _expected_runs(config: PreTrainedConfig, inputs: LanguageInputs) -> Iterator[tuple[int, int]]:
     modality, (time, height, width) = _grid(inputs)
     num_embeds = height * width // config.vision_config.spatial_merge_size**2
-    if modality == _VIDEO and config.model_type.startswith("qwen3_vl"):
+    if modality == _VIDEO and config.model_type.startswith("qwen3_"):
         yield from [(modality, num_embeds)] * time  # a run for each frame, because timestamps separate the frames
     else:
         yield modality, time * num_embeds
@@ -56,3 +56,5 @@ _with_deepstack = partial(
 )
 QWEN3_VL = _with_deepstack(whole="Qwen3VLForConditionalGeneration")
 QWEN3_VL_MOE = _with_deepstack(whole="Qwen3VLMoeForConditionalGeneration")
+QWEN3_5 = _family(whole="Qwen3_5ForConditionalGeneration")
+QWEN3_5_MOE = _family(whole="Qwen3_5MoeForConditionalGeneration")

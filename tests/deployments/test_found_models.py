@@ -1,4 +1,4 @@
-"""Models that no family declares, over HTTP: greedy tokens equal those of `generate`."""
+"""Models of all kinds, most of them without a declaration, over HTTP: greedy tokens equal those of `generate`."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +12,9 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationC
 
 from raylens.deployments.config import AppConfig
 from raylens.deployments.launch.local_cluster import deployed_app
-from raylens.modeling.found_model import TOKEN_TYPES, arguments_of
+from raylens.deployments.stages.found_model_check import known_inputs
+from raylens.modeling.families import is_found
+from raylens.modeling.found_model import arguments_of
 from raylens.preprocess.models.found import call_processor
 from tests.model_coverage.small_checkpoints import save_small_checkpoint
 from tests.pictures import encoded, user_message
@@ -36,8 +38,7 @@ class Oracle:
         prompt = self._processor.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
         images = [picture(index) for index in pictures]
         inputs = dict(call_processor(self._processor, prompt, images, return_mm_token_type_ids=True))
-        known = arguments_of(self._model.forward)
-        inputs = {name: one for name, one in inputs.items() if name in known or name not in TOKEN_TYPES}
+        inputs = known_inputs(inputs, arguments_of(self._model.forward))
         greedy = GenerationConfig(
             max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0, suppress_tokens=self.suppressed
         )
@@ -52,7 +53,12 @@ def slow(model_type: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "model_type", ["glm46v", slow("kimi_k25"), slow("deepseek_ocr2"), slow("paddleocr_vl"), slow("granite_docling")]
+    "model_type",
+    [
+        "qwen3_5",
+        *map(slow, ("deepseek_ocr2", "gemma4", "glm46v", "granite_docling", "kimi_k25", "lfm2_vl", "llama4")),
+        *map(slow, ("minicpmv4_7", "paddleocr_vl", "qwen3_5_moe", "qwen3_omni_moe_thinker", "qwen3_vl_moe")),
+    ],
 )
 def test_answers_are_those_of_generate(model_type: str, tmp_path: Path, ray_port: int) -> None:
     save_small_checkpoint(model_type, tmp_path)
@@ -79,4 +85,5 @@ def test_answers_are_those_of_generate(model_type: str, tmp_path: Path, ray_port
     answers = [(one.prompt_token_ids, one.choices[0].token_ids) for one in completions]
     assert answers == [oracle.expected(*question) for question in QUESTIONS]
     assert len({tuple(answer) for _, answer in answers}) == len(QUESTIONS), "answers must depend on the input"
-    assert health["details"]["generate"]["family"].startswith("found, self-tested: ")
+    told = health["details"]["generate"].get("family", "declared")
+    assert told.startswith("found, self-tested: ") == is_found(model_type)

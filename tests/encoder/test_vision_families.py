@@ -108,6 +108,8 @@ DIVIDED = {
     ("molmo2", "video"),
     ("qwen2_5_vl", "video"),
     ("qwen2_vl", "video"),
+    ("qwen3_5", "video"),
+    ("qwen3_5_moe", "video"),
     ("qwen3_vl", "video"),
     ("qwen3_vl_moe", "video"),
     ("smolvlm", "image"),

@@ -57,6 +57,7 @@ class Conversations:
     """A small checkpoint that takes videos of 300 frames."""
 
     def __init__(self, model_type: str, folder: Path) -> None:
+        self.model_type = model_type
         length = {"max_position_embeddings": 2**15}
         self.checkpoint = make_checkpoint(model_type, folder, length, change=_with_long_videos)
         self._model: PreTrainedModel = whole_class(model_type).from_pretrained(self.checkpoint, dtype=torch.float32)
@@ -115,7 +116,7 @@ class Conversations:
 
     def _frames(self, clip: DecodedVideo) -> torch.Tensor:
         """Two of one for Qwen3-VL, which repeats a single frame only behind a check that refuses it."""
-        is_alone = len(clip.frames) == 1 and self._model.config.model_type.startswith("qwen3_vl")
+        is_alone = len(clip.frames) == 1 and self._model.config.model_type.startswith("qwen3_")
         return torch.from_numpy(clip.frames).expand(2 if is_alone else len(clip.frames), -1, -1, -1)
 
     def _text_inputs(self, token_ids: Sequence[int]) -> dict[str, Any]:

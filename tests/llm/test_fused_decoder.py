@@ -18,6 +18,11 @@ from tests.small_models import Request, small_requests, whole_class
 
 LAYER_BY_LAYER = {
     "aria": "AriaTextDecoderLayer",
+    "minicpm_ocr": "Qwen3_5DecoderLayer",
+    "minicpmv4_6": "Qwen3_5DecoderLayer",
+    "minicpmv4_7": "Qwen3_5DecoderLayer",
+    "qwen3_5": "Qwen3_5DecoderLayer",
+    "qwen3_5_moe": "Qwen3_5MoeDecoderLayer",
     "qwen3_vl_moe": "Qwen3VLMoeTextDecoderLayer",
     "blip-2": "OPTModel",
     "chameleon": "ChameleonDecoderLayer",

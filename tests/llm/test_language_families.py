@@ -19,12 +19,14 @@ from raylens.llm.engine import LLMEngine
 from raylens.llm.loader import load_language_half
 from raylens.llm.model_runner import ModelRunner
 from raylens.llm.ranks.lockstep import stop_ranks
+from raylens.llm.recurrent_states import has_state_layers
 from raylens.llm.scheduler import ScheduledChunk
 from raylens.llm.sequence import PromptItem, Sequence
+from raylens.modeling.model_configs import load_model_config
 from raylens.preprocess.schema import InvalidRequestError, LanguageInputs, PlaceholderRange, ProcessedPrompt
 from tests.llm.greedy_answers import PARAMS, answers
 from tests.llm.language_variants import VARIANTS, Variant
-from tests.llm.ranks import PoolOfRankOne, engine_of_two
+from tests.llm.ranks import PoolOfRankOne, engine_of_two, silent_rank
 from tests.small_models import (
     NUM_TOKENS,
     Json,
@@ -37,7 +39,7 @@ from tests.small_models import (
 from tests.wemm_reference import names_in_halves
 
 KV_CACHE_BYTES = 2**22
-VIDEO_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+VIDEO_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe")
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,11 @@ class Small:
     checkpoint: str
     requests: list[Request]
     longest_span: int = 1
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers have a recurrent state."""
+        return has_state_layers(load_model_config(self.checkpoint).get_text_config())
 
     def engine(self, **settings: Any) -> LLMEngine:
         return LLMEngine(self.config(**settings))
@@ -222,6 +229,10 @@ def pool(pools: PoolOfRankOne) -> ProcessPoolExecutor:
 @on_unlike_decoders
 def test_answers_of_two_ranks_equal_generate(small: Small, pool: ProcessPoolExecutor) -> None:
     budget = max(7, small.longest_span + 6)
+    if small.has_states:
+        with pytest.raises(ValueError, match="layers with a recurrent state are not divided"):
+            ModelRunner(small.config(), silent_rank(0, 2))
+        return
     with engine_of_two(pool, small.config(max_num_batched_tokens=budget, block_size=4)) as (engine, group, other):
         assert answers(engine, small.requests) == expected(small)
         stop_ranks(group)
@@ -333,7 +344,7 @@ def test_items_that_do_not_fit_their_placeholders_are_refused(
 @pytest.mark.parametrize(
     ("text_config", "reason"),
     [
-        ({"layer_types": ["chunked_attention", "full_attention"]}, "chunked_attention"),
+        ({"layer_types": ["indexed_attention", "full_attention"]}, "indexed_attention"),
         ({"model_type": "lfm2", "layer_types": ["conv"] * 2}, "no layer has a KV cache"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),

@@ -35,7 +35,7 @@ REFUSED = {
     "gpt2": "no decoder at 'model'",
     "gpt_neox": "no decoder at 'model'",
     "rwkv": "no decoder at 'model'",
-    "mamba": "no decoder at 'model'",
+    "mamba": "no layer has a KV cache",
     "gpt_oss": "s_aux",
 }
 OTHERS = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() - {*SERVED, *REFUSED, *known_to("llm")})

@@ -41,6 +41,7 @@ class _Settings:
 
 
 _TIMM_448 = {"model_args": {"img_size": [448, 448], "ref_feat_shape": [32, 32]}}
+_LLAMA4_SIZES = dict.fromkeys(("projector_input_dim", "projector_output_dim", "vision_output_dim"), 64)
 _SETTINGS = {
     "aya_vision": _Settings(
         {"vision_config": {"image_size": 364}},
@@ -55,6 +56,7 @@ _SETTINGS = {
     ),
     "granite_docling": _Settings({"text_config": {"embedding_multiplier": 1.5, "logits_scaling": 2.0}}),
     "got_ocr2": _Settings(images={"size": _square(1024)}),
+    "llama4": _Settings({"vision_config": {"image_size": 336, "intermediate_size": 256, **_LLAMA4_SIZES}}),
     "llava_next_video": _Settings(images={"size": {"shortest_edge": 336}, "crop_size": _square(336)}),
     "ovis2": _Settings(images={"size": _square(224)}),
     "perception_lm": _Settings(

@@ -84,6 +84,15 @@ EXCEPTIONS: dict[str, Values] = {
     "ernie4_5_vl_moe": {"text_config": {"rope_parameters": {**_ROPE, "mrope_section": [3, 3, 2]}}},
     "fast_vlm": {"vision_config": {"hidden_size": 3072}},
     "hunyuan_vl": {"text_config": {"head_dim": 16}},
+    # Longer contexts than a chunk are cut.
+    "llama4": {"text_config": {"attention_chunk_size": 8192}},
+    "lfm2_vl": {
+        "text_config": {
+            "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+            "full_attn_idxs": [1, 3],
+            "block_auto_adjust_ff_dim": False,
+        }
+    },
     "muse_glimmer": _SHUFFLED,
     "muse_spark": _SHUFFLED,
     "perception_lm": {"vision_config": {"architecture": "vit_pe_core_large_patch14_336", "model_args": _TIMM}},
@@ -180,7 +189,8 @@ def _small_ids(value: Any, token_ids: dict[int, int]) -> Any:
 
 
 def _small_list(name: str, value: list[Any], values: Mapping[str, Any], num_layers: int) -> list[Any]:
-    if len(value) in [values.get(one) for one in _MANY_LAYERS]:
+    are_indices = len(value) > 2 and all(isinstance(one, int) for one in value) and len(set(value)) == len(value)
+    if len(value) in [values.get(one) for one in _MANY_LAYERS] and not are_indices:
         return _kinds_of_layers(value, num_layers)
     if name in ("hidden_sizes", "downsample_channels"):
         return [HIDDEN_SIZE] * len(value)

@@ -19,6 +19,7 @@ _PARTS = {
     "video_processor": VIDEO_PROCESSOR_MAPPING_NAMES,
     "feature_extractor": FEATURE_EXTRACTOR_MAPPING_NAMES,
 }
+_OTHERWISE = {"feature_extractor": "ParakeetFeatureExtractor"}
 _TOKEN = re.compile(r"""["'](<[^<>\s"']{2,40}>|<\|[^\s"']{2,40}\|>|\[[A-Z_]{3,20}\])["']""")
 _MISSING = re.compile(r"(?:has no attribute|missing required attribute) '?(\w+?)(_id)?'?(?:$|\. Add)")
 _LIKE = {
@@ -48,10 +49,12 @@ def small_processor(model_type: str, settings: dict[str, Any], of_parts: dict[st
     wanted = inspect.signature(processor_class.__init__).parameters
     parts = {}
     for part, names in _PARTS.items():
-        if part in wanted and (own := _of_a_type_like(model_type, names)) is not None:
+        if part in wanted and (own := _of_a_type_like(model_type, names) or _OTHERWISE.get(part)) is not None:
             parts[part] = _class_named(own)(**of_parts.get(part, {}))
     plain = sorted(set(_TOKEN.findall(inspect.getsource(inspect.getmodule(processor_class) or processor_class))))
-    named: dict[str, str] = {}
+    # Gemma 4 asks for these in another error.
+    with_sound = ("audio_token", "boa_token", "eoa_token") if "feature_extractor" in parts else ()
+    named = {name: f"<|{name}|>" for name in with_sound}
     for _ in range(_MAX_TRIALS):
         try:
             return processor_class(tokenizer=byte_tokenizer(named, plain), **parts, **settings)

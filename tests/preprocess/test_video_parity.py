@@ -24,9 +24,9 @@ from tests.preprocess.video_parity import CLIPS, Medium, clip, encoded_clip, has
 
 STACKING = ("llava_onevision", "internvl", "smolvlm")
 """Hugging Face stacks the videos of these, or tells for each of them how many frames the longest has."""
-TIMED = ("qwen3_vl", "qwen3_vl_moe", "smolvlm", "molmo2")
+TIMED = ("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "molmo2")
 """Their prompts tell the time of frames."""
-BOUNDED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm")
+BOUNDED = ("qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm")
 """Their checkpoints say what the most frames are: 8."""
 
 
@@ -392,7 +392,7 @@ def test_a_single_frame_is_repeated_to_fill_a_token(model_type: str, file_format
     frames = torch.from_numpy(video.frames)
     expected = families.theirs(
         text=prompt_placeholder(model_type, "video"),
-        videos=[frames.expand(2, -1, -1, -1) if model_type.startswith("qwen3_vl") else frames],
+        videos=[frames.expand(2, -1, -1, -1) if model_type.startswith("qwen3_") else frames],
         video_metadata=[vars(video.metadata)],
         do_sample_frames=False,
         return_tensors="pt",

@@ -1,0 +1,37 @@
+"""Families that are found but for inputs of the decoder that depend on the token ids."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from raylens.llm.models.family import LanguageFamily, capped_output_head
+from raylens.llm.models.found import find_language_family
+
+
+def _per_layer_inputs(model: PreTrainedModel, token_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Returns every layer's embeddings of the tokens, (1, num_tokens, num_layers, hidden_size_per_layer_input).
+    Placeholders have those of padding."""
+    decoder: Any = model.get_submodule("model.language_model")
+    config: Any = model.config
+    ids = token_ids.masked_fill(token_ids == config.image_token_id, config.get_text_config().pad_token_id)
+    return {"per_layer_inputs": decoder.get_per_layer_inputs(ids.unsqueeze(0), None)}
+
+
+def gemma4(config: PreTrainedConfig) -> LanguageFamily:
+    family = replace(find_language_family(config), logits=capped_output_head)
+    has_inputs = getattr(config.get_text_config(), "hidden_size_per_layer_input", None)
+    return replace(family, inputs_of_tokens=_per_layer_inputs, keeps_placeholders=True) if has_inputs else family
+
+
+def _token_types(model: PreTrainedModel, token_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Returns 1 for tokens that the experts for pictures compute: placeholders and the marks around a picture."""
+    config: Any = model.config
+    of_pictures = (config.image_token_id, config.image_start_token_id, config.image_end_token_id)
+    types = sum((token_ids == one).int() for one in of_pictures)
+    return {"moe_mm_token_type_ids": types.unsqueeze(0)}
+
+
+def ernie4_5_vl_moe(config: PreTrainedConfig) -> LanguageFamily:
+    return replace(find_language_family(config), inputs_of_tokens=_token_types, keeps_placeholders=True)
