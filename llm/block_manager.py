@@ -162,6 +162,8 @@ class BlockManager:
             raise RuntimeError(f"KV cache blocks lost or doubled: {len(held)} held, {len(free)} free")
         if any(self._hash_of[block_id] != block_hash for block_hash, block_id in self._block_of.items()):
             raise RuntimeError("the prefix cache names blocks that hold something else")
+        if self._states is not None:
+            self._states.check_integrity(sequences)
 
     def _blank_blocks(self, sequence: Sequence, num_wanted: int) -> list[int]:
         """Returns consecutive blank blocks: after the sequence's last block, or else in the longest run."""

@@ -41,7 +41,7 @@ def load_language_half(
     hf_config = load_model_config(config.model, config.revision)
     text_config = hf_config.get_text_config()
     not_supported = f"the text model of {config.model} ({text_config.model_type}) is not supported"
-    if reason := _why_unsupported(text_config):
+    if reason := why_unsupported(text_config):
         raise ValueError(f"{not_supported}: {reason}")
     if group is not None and has_state_layers(text_config):
         raise ValueError(f"{not_supported} on several ranks: its layers with a recurrent state are not divided")
@@ -93,7 +93,7 @@ def _share_caches(decoder: nn.Module) -> None:
             attention.layer_idx = kept[attention.layer_type]
 
 
-def _why_unsupported(text_config: PreTrainedConfig) -> str | None:
+def why_unsupported(text_config: PreTrainedConfig) -> str | None:
     """Returns the reason in the configuration for refusing the text model, or None. `probe_layers` finds others."""
     if text_config.is_encoder_decoder:
         return "it is an encoder-decoder"

@@ -26,6 +26,7 @@ attention is full attention here, because the context is no longer than a chunk.
 States = dict[str, torch.Tensor]
 """A layer's states by name, each (number of sequences, ...)."""
 Slots = list[int | None]
+Run = Callable[..., torch.Tensor]
 
 
 def has_state_layers(text_config: PreTrainedConfig) -> bool:
@@ -101,31 +102,52 @@ class RecurrentStates:
         if step is None:  # the first forward, which shows the shapes
             cache = _Cache(self._shapes[layer])
             return forward(hidden_states, **{cache_name: cache})
+        run = partial(_run, forward, cache_name)
         chunks = step.states or [StateChunk()] * len(step.query_lengths)
-        starts = [0, *accumulate(step.query_lengths)]
         decoding = [row for row in range(step.num_decodes) if chunks[row].source is not None]
         decoding.sort(key=lambda row: chunks[row].target or 0)
         others = [index for index in range(len(chunks)) if index not in decoding]
-        states_before = [_Cache(_copies(pool, [chunks[index].source])) for index in others]
+        before = [_copies(pool, [chunks[index].source]) for index in others]
+        starts = [0, *accumulate(step.query_lengths)]
         output = torch.empty_like(hidden_states)
         if decoding:
             own = [chunks[row] for row in decoding]
-            sources, targets = [chunk.source for chunk in own], [chunk.target for chunk in own]
-            cache = _Cache(_views(pool, targets) if sources == targets else _copies(pool, sources))
-            output[0, decoding] = forward(hidden_states[0, decoding, None], **{cache_name: cache})[:, 0]
-            for name, state in cache.states.items():
-                pool[name][_place(targets)] = state
-            for row, chunk in enumerate(own):
-                _write(pool, chunk.save_to, cache.states, row)
-        for index, cache in zip(others, states_before, strict=True):
-            chunk, start, end = chunks[index], starts[index], starts[index + 1]
-            middle = start + chunk.save_at if chunk.save_to is not None else end
-            output[:, start:middle] = forward(hidden_states[:, start:middle], **{cache_name: cache})
-            _write(pool, chunk.save_to, cache.states, 0)
-            if middle < end:
-                output[:, middle:end] = forward(hidden_states[:, middle:end], **{cache_name: cache})
-            _write(pool, chunk.target, cache.states, 0)
+            output[0, decoding] = _decode(run, pool, own, hidden_states[0, decoding, None])
+        for index, states in zip(others, before, strict=True):
+            rows = slice(starts[index], starts[index + 1])
+            output[:, rows] = _extend(run, pool, chunks[index], states, hidden_states[:, rows])
         return output
+
+
+def _run(forward: Run, cache_name: str, hidden_states: torch.Tensor, cache: "_Cache") -> torch.Tensor:
+    return forward(hidden_states, **{cache_name: cache})
+
+
+def _decode(run: Run, pool: States, chunks: Sequence[StateChunk], hidden_states: torch.Tensor) -> torch.Tensor:
+    """Computes one token of each sequence, (num_sequences, 1, hidden_size). Returns (num_sequences, hidden_size)."""
+    sources, targets = [chunk.source for chunk in chunks], [chunk.target for chunk in chunks]
+    place = _place(targets)
+    cache = _Cache(_at(pool, place) if sources == targets else _copies(pool, sources))
+    output = run(hidden_states, cache)[:, 0]
+    for name, state in cache.states.items():
+        is_changed_in_place = isinstance(place, slice) and state.data_ptr() == pool[name][place].data_ptr()
+        if not is_changed_in_place:
+            pool[name][place] = state
+    for row, chunk in enumerate(chunks):
+        _write(pool, chunk.save_to, cache.states, row)
+    return output
+
+
+def _extend(run: Run, pool: States, chunk: StateChunk, states: States, hidden_states: torch.Tensor) -> torch.Tensor:
+    """Computes the next tokens of one sequence, (1, num_tokens, hidden_size), up to the snapshot and behind it."""
+    cache = _Cache(states)
+    end = hidden_states.shape[1] if chunk.save_to is None else chunk.save_at
+    outputs = [run(hidden_states[:, :end], cache)]
+    _write(pool, chunk.save_to, cache.states, 0)
+    if end < hidden_states.shape[1]:
+        outputs.append(run(hidden_states[:, end:], cache))
+    _write(pool, chunk.target, cache.states, 0)
+    return torch.cat(outputs, dim=1)
 
 
 def _copies(pool: States, slots: Slots) -> States:
@@ -133,13 +155,13 @@ def _copies(pool: States, slots: Slots) -> States:
     return {} if None in slots else {name: states[torch.tensor(slots)] for name, states in pool.items()}
 
 
-def _views(pool: States, slots: Slots) -> States:
-    """Returns the states in these slots, which a layer may change. They are copies if the slots are not side by
-    side."""
-    return {name: states[_place(slots)] for name, states in pool.items()}
+def _at(pool: States, place: slice | torch.Tensor) -> States:
+    """Returns the states in these slots, which a layer may change. For a slice they are the slots themselves."""
+    return {name: states[place] for name, states in pool.items()}
 
 
 def _place(slots: Slots) -> slice | torch.Tensor:
+    """Returns a slice of slots that are side by side, else their indices."""
     first = slots[0] or 0
     is_row = slots == list(range(first, first + len(slots)))
     return slice(first, first + len(slots)) if is_row else torch.tensor(slots)

@@ -18,6 +18,7 @@ class StateSlots:
     def __init__(self, num_running: int, num_snapshots: int, block_size: int) -> None:
         self._block_size = block_size
         self._interval = -(-_SNAPSHOT_TOKENS // block_size) * block_size
+        self._num_running, self._num_snapshots = num_running, num_snapshots
         self._free = list(range(num_running))  # a heap: low slots stay side by side
         self._blank = list(range(num_running, num_running + num_snapshots))
         self._snapshots: OrderedDict[bytes, int] = OrderedDict()
@@ -66,6 +67,13 @@ class StateSlots:
             self._blank.append(slot)
         else:
             self._snapshots[block_hash] = slot
+
+    def check_integrity(self, sequences: Seq[Sequence]) -> None:
+        """Raises RuntimeError unless each slot belongs to one of `sequences` or to a snapshot, or is free."""
+        held = [one.state_slot for one in sequences if one.state_slot is not None]
+        num_copies = len(self._snapshots) + len(self._planned) + len(self._blank)
+        if sorted([*held, *self._free]) != list(range(self._num_running)) or num_copies != self._num_snapshots:
+            raise RuntimeError(f"state slots lost or doubled: {len(held)} held, {len(self._free)} free")
 
     def _position(self, sequence: Sequence, start: int, end: int) -> int | None:
         of_prompt = (sequence.num_prompt_tokens - 1) // self._block_size * self._block_size

@@ -1,3 +1,4 @@
 // The kernels for AVX-512; setup.py has the flags.
 #include "decoder.h"
+#include "delta_rule.h"
 #include "sampler.h"

@@ -22,7 +22,7 @@ from raylens.encoder.config import EncoderConfig
 from raylens.encoder.loader import load_vision_half
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
-from raylens.llm.loader import load_language_family
+from raylens.llm.loader import load_language_family, why_unsupported
 from raylens.llm.sampling.params import SamplingParams
 from raylens.llm.sequence import FinishReason
 from raylens.modeling.families import family_of
@@ -80,6 +80,9 @@ def check_found_model(model: str, revision: str | None) -> str:
     """Returns what was found, in one line. Raises SelfTestError, which names the half, and ValueError for a model that
     cannot run at all."""
     config = load_model_config(model, revision)
+    reason = "it is an encoder-decoder" if config.is_encoder_decoder else why_unsupported(config.get_text_config())
+    if reason is not None:
+        raise SelfTestError(f"Generate: the text model is not supported: {reason}")
     found = find_model(config)
     folder = Path(model)
     if not folder.is_dir():
@@ -105,13 +108,13 @@ def _shorten(found: FoundModel, config: PreTrainedConfig, folder: Path, target: 
     settings = json.loads((folder / "config.json").read_text())
     text_config = config.get_text_config()
     text = settings if text_config is config else _settings_of(text_config, settings)
-    num_layers = _num_kinds(found, config)
-    depth = next((name for name in _DEPTHS if name in text), None)
+    depth, num_layers = text_config.num_hidden_layers, _num_kinds(found, config)
     # Layers that share a cache, or have rows in one table, keep their number.
     is_whole = any(getattr(text_config, name, None) for name in ("num_kv_shared_layers", "hidden_size_per_layer_input"))
-    if depth is not None and not is_whole:
-        per_layer = [name for name, value in text.items() if isinstance(value, list) and len(value) == text[depth]]
-        text |= {name: text[name][:num_layers] for name in per_layer} | {depth: min(num_layers, text[depth])}
+    if num_layers < depth and not is_whole:
+        per_layer = [name for name, value in text.items() if isinstance(value, list) and len(value) == depth]
+        text |= {name: text[name][:num_layers] for name in per_layer}
+        text |= dict.fromkeys([name for name in _DEPTHS if name in text] or _DEPTHS[:1], num_layers)
         if by_layer := text.get("per_layer_config"):
             text["per_layer_config"] = {layer: own for layer, own in by_layer.items() if int(layer) < num_layers}
     if window := getattr(text_config, "sliding_window", None):

@@ -8,4 +8,5 @@ make_importable()
 
 from tests.model_coverage.report import write_page  # noqa: E402  (transformers needs the line above)
 
-write_page(sys.argv[1:])
+if __name__ == "__main__":  # other processes import this file
+    write_page(sys.argv[1:])

@@ -67,7 +67,7 @@ def _ways(checkpoint: str, cases: Sequence[Case]) -> Iterator[tuple[str, bool]]:
     yield "late embeddings", _equal(roomy, cases, is_late=True)
     cached = _engine(checkpoint, prefix_caching=True)
     yield "cached prefix", all(_equal(cached, [case]) for case in (*cases, *cases))
-    yield "in chunks", _equal(_engine(checkpoint, max_num_batched_tokens=64, max_num_seqs=8), cases)
+    yield "in chunks", _equal(_engine(checkpoint, max_num_batched_tokens=96, max_num_seqs=8), cases)
     # Two prompts have room, their answers have not.
     two = cases[:2]
     num_blocks = sum(-(-len(case.prompt.prompt_token_ids) // _BLOCK_SIZE) for case in two) + 2

@@ -2,15 +2,19 @@
 
 import tempfile
 import warnings
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
+from raylens.cpu_kernels.threads import usable_cores
 from raylens.deployments.stages.found_model_check import check_found_model
 from raylens.modeling.families import FAMILIES, SERVED_FAMILIES, load_family
+from raylens.modeling.torchvision_build import make_importable
 from tests.model_coverage.parity import WAYS, Case, found_cases, ways_that_differ
 from tests.model_coverage.small_checkpoints import save_small_checkpoint
 from tests.small_models import make_checkpoint, small_requests, whole_class
@@ -35,6 +39,9 @@ class Row:
 
 
 def row_of(model_type: str) -> Row:
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         if model_type in FAMILIES:
             return _declared_row(model_type, folder)
@@ -87,7 +94,7 @@ the CPU. {count["declared"]} types have a declaration, {count["found"]} more are
 small checkpoint can be made here; the check at the start decides on a published one.
 
 The columns from "alone" on say whether the greedy tokens of each way equal those of `generate`: prompts alone, all
-together, in chunks of 64 tokens, with a cache so small that some are preempted, after an equal prompt, and with
+together, in chunks of 96 tokens, with a cache so small that some are preempted, after an equal prompt, and with
 embeddings that arrive late.
 
 | `model_type` | served | media | {" | ".join(WAYS)} | why not |
@@ -98,13 +105,11 @@ embeddings that arrive late.
 
 def write_page(wanted: list[str]) -> None:
     """`wanted`: types whose rows are printed instead."""
-    warnings.filterwarnings("ignore")
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
     types = wanted or sorted({*MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, *FAMILIES})
     rows = []
-    for model_type in types:
-        rows.append(row_of(model_type))
-        print(rows[-1], flush=True)
+    with ProcessPoolExecutor(usable_cores(), mp_context=get_context("spawn"), initializer=make_importable) as pool:
+        for row in pool.map(row_of, types):
+            print(row, flush=True)
+            rows.append(row)
     if not wanted:
         PAGE.write_text(page_of(rows))

@@ -1,5 +1,6 @@
 """A small checkpoint of any model type: random weights, and a processor whose tokens the configuration names."""
 
+import copy
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.model_coverage.small_configs import small_config
 from tests.model_coverage.small_processors import CannotBeMadeError, small_processor
 
 _CONTEXT = 32768
+_MOST_WEIGHTS = 2 * 10**8
 _SIZES = {
     "patch_size": "patch_size",
     "temporal_patch_size": "temporal_patch_size",
@@ -129,6 +131,10 @@ def save_random_model(model_type: str, config: PreTrainedConfig, folder: Path) -
     config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
     torch.manual_seed(0)
     whole = getattr(transformers, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[model_type])
+    with torch.device("meta"):
+        num_weights = sum(one.numel() for one in whole._from_config(copy.deepcopy(config)).parameters())
+    if num_weights > _MOST_WEIGHTS:
+        raise CannotBeMadeError(f"{num_weights} weights are left with the settings that most types share made small")
     model: PreTrainedModel = whole._from_config(config, dtype=torch.float32)
     spread_weights(model)
     model.save_pretrained(folder)
