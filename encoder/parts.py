@@ -1,6 +1,7 @@
 """Places tower and projector of a vision half, each with its own device, dtype and form of linear layers."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,6 +30,9 @@ def place_parts(model: nn.Module, family: VisionFamily, tower: PartConfig, proje
     def is_projector(name: str) -> bool:
         return is_within(name, family.projector)
 
+    if not family.tower:
+        # Some towers read the weights of their linear layers themselves, and nobody knows of a found one.
+        tower, projector = (replace(part, linear="plain") for part in (tower, projector))
     _place(model, tower, lambda name: not is_projector(name))
     _place(model, projector, is_projector)
     # After `_place`: a packed or quantised layer is a new module without the hooks of the replaced one.

@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CPU_CACHE_BYTES = 512 * 2**20
-_LEAST_SNAPSHOTS = 8
+_SNAPSHOT_BYTES, _LEAST_SNAPSHOTS = 512 * 2**20, 8
+"""Snapshots of recurrent states take so many bytes, but at least so many are kept."""
 
 
 class ModelRunner:
@@ -99,13 +100,13 @@ class ModelRunner:
         )
         calls = self._probe_layers()
         self._layers = cache_shapes(calls)
-        self.num_snapshots = 0 if self._states is None else self._make_slots(self._states)
         with shortage_explained(self._device, config, self._max_step_tokens):
             if is_cuda:
                 if self.lora_layers is None:
                     merge_linear_layers(self._decoder, self._probe_layers)
                 with missing_tools_named():
                     self._compile_layers()
+            self.num_snapshots = 0 if self._states is None else self._make_slots(self._states)
             self.num_blocks = self._count_blocks()
         self.max_model_len = min(self.context_length, self.num_blocks * config.block_size)
         self._attention = self._make_attention(self.num_blocks)
@@ -157,12 +158,10 @@ class ModelRunner:
         return RecurrentStates(mixers)
 
     def _make_slots(self, states: RecurrentStates) -> int:
-        """Allocates a slot for each running sequence, and for as many snapshots as take the memory of the KV cache on
-        the CPU. Returns the number of snapshots."""
+        """Allocates a slot for each running sequence and for snapshots. Returns the number of snapshots."""
         config, num_snapshots = self._config, 0
         if config.prefix_caching:
-            num_bytes = config.kv_cache_bytes or _CPU_CACHE_BYTES
-            num_snapshots = min(max(num_bytes // states.slot_bytes, _LEAST_SNAPSHOTS), 4 * config.max_num_seqs)
+            num_snapshots = min(max(_SNAPSHOT_BYTES // states.slot_bytes, _LEAST_SNAPSHOTS), 4 * config.max_num_seqs)
         states.allocate(config.max_num_seqs + num_snapshots)
         return num_snapshots
 

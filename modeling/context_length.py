@@ -22,6 +22,8 @@ def check_context_length(text_config: PreTrainedConfig, max_model_len: int | Non
         return
     model = f"the text model ({text_config.model_type}) is made for {own} positions"
     problem = f"max_model_len is {max_model_len}, but {model}"
+    if _has_chunks(text_config):
+        raise ValueError(f"{problem}: within a chunk its attention is full, beyond it is not supported")
     if not getattr(text_config, "rope_parameters", None):
         raise ValueError(f"{problem}: its positions are not rotary, so it has none beyond")
     if not allow_longer:

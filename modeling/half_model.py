@@ -78,6 +78,14 @@ def is_within(path: str, parts: Iterable[str]) -> bool:
     return any(path == part or path.startswith(f"{part}.") for part in parts)
 
 
+def check_names_no_pickle(config: PreTrainedConfig, checkpoint: str) -> None:
+    """Raises ValueError if the configuration names a file of weights other than safetensors, which transformers would
+    read in spite of `use_safetensors`."""
+    named: str | None = getattr(config, "transformers_weights", None)
+    if named is not None and ".safetensors" not in Path(named).suffixes:
+        raise ValueError(f"{checkpoint}: its weights are in {named}, and {_ONLY_SAFETENSORS}")
+
+
 def load_half(
     model_class: type[PreTrainedModel], checkpoint: str, *, half: str, renamings: Mapping[str, str], **options: Any
 ) -> PreTrainedModel:
@@ -87,9 +95,7 @@ def load_half(
     Raises ValueError for a checkpoint without safetensors, and for a missing weight, which transformers would leave
     random with a mere warning."""
     config = options.pop("config", None) or load_model_config(checkpoint)
-    named: str | None = getattr(config, "transformers_weights", None)
-    if named is not None and ".safetensors" not in Path(named).suffixes:
-        raise ValueError(f"{checkpoint}: its weights are in {named}, and {_ONLY_SAFETENSORS}")
+    check_names_no_pickle(config, checkpoint)
     try:
         model, loading = model_class.from_pretrained(
             checkpoint,

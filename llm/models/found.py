@@ -69,7 +69,12 @@ def _layout(path: str, num_axes: int, model: PreTrainedModel, prompt: ProcessedP
     if num_runs != sum(kind != _TEXT for kind, _ in groupby(token_types)):
         # The model does not check this: it would merge two adjacent items without a token between them.
         raise InvalidRequestError("two items have no token between them in the prompt", field="messages")
-    return rope_layout(model.get_submodule(path), prompt, token_types)
+    try:
+        return rope_layout(model.get_submodule(path), prompt, token_types)
+    except (IndexError, RuntimeError, ValueError) as error:
+        # Some models look for marks around a picture, and do not check whether they are there.
+        reason = f"the model finds no positions for the prompt's pictures: {type(error).__name__}"
+        raise InvalidRequestError(reason, field="messages") from error
 
 
 def rope_layout(owner: nn.Module, prompt: ProcessedPrompt, token_types: Sequence[int]) -> PromptLayout:

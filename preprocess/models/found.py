@@ -13,8 +13,13 @@ from raylens.preprocess.field_layout import Outputs, whole
 from raylens.preprocess.models.family import HFProcessor, Modality, ProcessorFamily
 from raylens.preprocess.prompt_updates import PromptReplacement
 
-_SIZES = ((336, 336), (2048, 2048), (4096, 4096), (512, 4096), (4096, 512))
-"""(height, width) of the pictures among which the largest item is searched."""
+_RATIOS = ((1, 1), (3, 4), (4, 3), (1, 2), (2, 1), (2, 5), (5, 2), (1, 4), (4, 1), (1, 8), (8, 1))
+_SIDES = (1600, 3600)
+"""Shapes of the pictures among which the largest item is searched, and roots of their areas in pixels."""
+
+_SIZES = [
+    (int(side * (high / wide) ** 0.5), int(side * (wide / high) ** 0.5)) for side in _SIDES for high, wide in _RATIOS
+]
 
 
 def find_processor_family(config: PreTrainedConfig) -> ProcessorFamily:
@@ -36,7 +41,8 @@ def find_processor_family(config: PreTrainedConfig) -> ProcessorFamily:
         expansion=lambda processor, outputs, kwargs: _expansion(processor, outputs, target(processor)),
         language_fields=tuple(positions),
     )
-    return ProcessorFamily(processor_class="AutoProcessor", modalities={"image": image})
+    # With Pillow, transformers loads no processor that has a part for videos.
+    return ProcessorFamily(processor_class="AutoProcessor", modalities={"image": image}, backends=("torchvision",))
 
 
 @lru_cache(maxsize=8)

@@ -57,6 +57,15 @@ def text_config(model_type: str = "llama", **settings: Any) -> PreTrainedConfig:
     return config.get_text_config()
 
 
+@pytest.mark.parametrize("allowed", [False, True])
+def test_chunked_attention_ends_with_the_first_chunk(allowed: bool) -> None:
+    config = text_config("llama4_text", attention_chunk_size=256, max_position_embeddings=4096)
+    assert default_context_length(config, None) == 256
+    check_context_length(config, 256, allow_longer=allowed)
+    with pytest.raises(ValueError, match="is 257, but .* made for 256 positions: within a chunk its attention is full"):
+        check_context_length(config, 257, allow_longer=allowed)
+
+
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
 
 

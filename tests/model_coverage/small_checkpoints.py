@@ -79,9 +79,11 @@ def save_small_checkpoint(model_type: str, folder: Path) -> None:
         _fit(processor, config)
     text = _text_of_a_picture(processor)
     name_tokens(config, processor, text)
+    marks = [getattr(processor, f"vision_{edge}_token", "") for edge in ("bos", "eos")]
+    marked = text.join(map(str, marks))
     processor.chat_template = (
         "{%- for message in messages -%}{%- for part in message['content'] -%}"
-        f"{{%- if part['type'] == 'image' -%}}{{{{- {json.dumps(text)} + ';' -}}}}"
+        f"{{%- if part['type'] == 'image' -%}}{{{{- {json.dumps(marked)} + ';' -}}}}"
         "{%- elif part['type'] == 'text' -%}{{- part['text'] -}}{%- endif -%}{%- endfor -%}{%- endfor -%}"
     )
     processor.save_pretrained(folder)
@@ -114,7 +116,8 @@ def name_tokens(config: PreTrainedConfig, processor: Any, text: str) -> None:
     text_config.vocab_size = max(len(vocab), text_config.vocab_size)
     for name in vars(config):
         role = name.removesuffix("_id").removesuffix("_index").removesuffix("_token")
-        token = getattr(processor, f"{role}_token", None)
+        other = role.replace("start", "bos").replace("end", "eos")
+        token = getattr(processor, f"{role}_token", None) or getattr(processor, f"{other}_token", None)
         if name.endswith(("_id", "_token_index")) and isinstance(token, str) and token in vocab:
             setattr(config, name, vocab[token])
     picture = Image.fromarray(np.zeros((300, 400, 3), dtype=np.uint8))

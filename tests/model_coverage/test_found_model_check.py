@@ -1,6 +1,7 @@
 """Models that no family declares: the self-test accepts those that the three halves compute rightly, and names the half
 that computes another one wrongly."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,14 @@ def test_tokens_of_a_picture_that_see_each_other_are_noticed(tmp_path: Path, mon
     make_checkpoint("gemma3", tmp_path)
     monkeypatch.delitem(FAMILIES, "gemma3")
     with pytest.raises(SelfTestError, match="Generate: log probabilities of the prompt differ"):
+        check_found_model(str(tmp_path), None)
+
+
+def test_a_model_with_pickled_weights_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    save_small_checkpoint("glm46v", tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "transformers_weights": "adapter_model.bin"}))
+    with pytest.raises(ValueError, match="its weights are in adapter_model.bin, and no pickled weights are read"):
         check_found_model(str(tmp_path), None)
 
 
