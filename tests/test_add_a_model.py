@@ -13,7 +13,7 @@ PAGE = (ROOT / "docs" / "add-a-model.md").read_text()
 EXAMPLE = re.compile(r"deepseek[_-]?vl(?!_hybrid)", re.IGNORECASE)
 """The page's, as a `model_type`, a variable, a class and a name. The hybrid is another family."""
 
-MAY_NAME_IT = {"docs/add-a-model.md", "tests/test_add_a_model.py"}
+MAY_NAME_IT = {"docs/add-a-model.md", "docs/models.md", "tests/test_add_a_model.py"}
 
 
 def listed() -> set[str]:

@@ -89,7 +89,7 @@ def page_of(rows: list[Row]) -> str:
 
 `python -m tests.model_coverage` writes this page from one run: {len(rows)} types, all of transformers
 {transformers.__version__}'s image-text-to-text models and Raylens' own, each as a small random checkpoint in float32
-on the CPU. {count["declared"]} types have a declaration. {count["found"]} more are found, and pass the check at the start
+on the CPU. {count["declared"]} types have a declaration. {count["found"]} more are found, and pass the start's check
 ([decision](decisions/002-declared-families.md)). {count["refused"]} are refused. For {count["not tested"]} types no
 small checkpoint can be made here; the check at the start decides on a published one.
 
