@@ -32,11 +32,17 @@ class FoundModel:
     positions: str | None
 
     @property
+    def features_path(self) -> str:
+        """Returns `features`. Raises ValueError if there are none."""
+        if self.features is None:
+            model_type = self.on_meta.config.model_type
+            raise ValueError(f"a {model_type!r} computes no features of pictures apart from its text")
+        return self.features
+
+    @property
     def picture_fields(self) -> list[str]:
         """Returns the names of the processor's outputs that `get_image_features` may take."""
-        return (
-            [] if self.features is None else arguments_of(self.on_meta.get_submodule(self.features).get_image_features)
-        )
+        return arguments_of(self.on_meta.get_submodule(self.features_path).get_image_features)
 
     @property
     def position_fields(self) -> list[str]:

@@ -23,8 +23,7 @@ def load_processor(
     loader: Any = family.processor_class
     if isinstance(loader, str):
         processor_class = getattr(transformers, loader)
-        attributes = processor_class.get_attributes() if hasattr(processor_class, "get_attributes") else ()
-        if backend == "pil" and "video_processor" in attributes:
+        if backend == "pil" and "video_processor" in processor_class.get_attributes():
             processor_class = _with_pillow(processor_class, has_torchvision)
         # With code in the checkpoint, transformers would otherwise ask on a terminal whether to run it.
         loader = partial(processor_class.from_pretrained, trust_remote_code=False)

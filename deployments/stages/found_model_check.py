@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from PIL import Image
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig
 
 from raylens.encoder.config import EncoderConfig
 from raylens.encoder.loader import load_vision_half
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.llm.loader import load_language_family, why_unsupported
+from raylens.llm.models.family import LanguageFamily
 from raylens.llm.sampling.logprobs import TokenLogprobs
 from raylens.llm.sampling.params import SamplingParams
 from raylens.llm.sequence import FinishReason
@@ -88,14 +89,13 @@ def check_found_model(model: str, revision: str | None) -> str:
     if reason is not None:
         raise SelfTestError(f"Generate: the text model is not supported: {reason}")
     check_names_no_pickle(config, model)
-    found = find_model(config)
+    found, language = find_model(config), load_language_family(config)
     folder = Path(model)
     if not folder.is_dir():
         folder = Path(snapshot_download(model, revision=revision, allow_patterns=_FILES))
     with TemporaryDirectory(prefix="raylens-self-test-") as shortened:
-        _shorten(found, config, folder, Path(shortened))
-        _compare(found.whole, shortened)
-    language = load_language_family(config)
+        _shorten(found, config, language, folder, Path(shortened))
+        _compare(found, shortened)
     facts = [
         f"pictures by {found.features or 'the class'}.get_image_features",
         f"decoder {found.decoder}",
@@ -105,7 +105,7 @@ def check_found_model(model: str, revision: str | None) -> str:
     return f"found, self-tested: {found.whole.__name__}, {', '.join(facts)}"
 
 
-def _shorten(found: FoundModel, config: PreTrainedConfig, folder: Path, target: Path) -> None:
+def _shorten(found: FoundModel, config: PreTrainedConfig, language: LanguageFamily, folder: Path, target: Path) -> None:
     """Links the checkpoint's files into `target`, with a configuration of fewer layers and shorter windows."""
     for file in folder.iterdir():
         if file.name != "config.json":
@@ -113,7 +113,7 @@ def _shorten(found: FoundModel, config: PreTrainedConfig, folder: Path, target: 
     settings = json.loads((folder / "config.json").read_text())
     text_config = config.get_text_config()
     text = settings if text_config is config else _settings_of(text_config, settings)
-    depth, num_layers = text_config.num_hidden_layers, _num_kinds(found, config)
+    depth, num_layers = text_config.num_hidden_layers, _num_kinds(found, config, language)
     # Layers that share a cache, or have rows in one table, keep their number.
     is_whole = any(getattr(text_config, name, None) for name in ("num_kv_shared_layers", "hidden_size_per_layer_input"))
     if num_layers < depth and not is_whole:
@@ -135,21 +135,20 @@ def _settings_of(text_config: PreTrainedConfig, settings: dict[str, Any]) -> dic
     return next((settings[name] for name in names if isinstance(settings.get(name), dict)), {})
 
 
-def _num_kinds(found: FoundModel, config: PreTrainedConfig) -> int:
+def _num_kinds(found: FoundModel, config: PreTrainedConfig, language: LanguageFamily) -> int:
     """Returns the number of first layers that hold each kind of layer, and a layer for each deepstack level."""
     decoder: Any = found.on_meta.get_submodule(found.decoder)
     types = getattr(config.get_text_config(), "layer_types", None) or [None] * len(decoder.layers)
     kinds = [(repr(layer), kind) for layer, kind in zip(decoder.layers, types, strict=True)]
     first: dict[tuple[str, Any], int] = {kind: index for index, kind in reversed(list(enumerate(kinds)))}
-    num_levels = load_language_family(config).num_deepstack_levels(config)
-    return max(2, 1 + max(first.values()), num_levels)
+    return max(2, 1 + max(first.values()), language.num_deepstack_levels(config))
 
 
-def _compare(whole: type[PreTrainedModel], checkpoint: str) -> None:
-    questions = questions_of(checkpoint)
-    answers = answers_of(whole, checkpoint, questions)
+def _compare(found: FoundModel, checkpoint: str) -> None:
+    questions, suppressed = questions_of(checkpoint), suppressed_tokens(checkpoint)
+    answers = answers_of(found, checkpoint, questions, suppressed)
     rows = _check_embeddings(checkpoint, questions, answers)
-    _check_answers(checkpoint, questions, answers, rows)
+    _check_answers(checkpoint, questions, answers, rows, suppressed)
 
 
 def questions_of(checkpoint: str) -> list[Question]:
@@ -210,28 +209,32 @@ def _unlike(ours: MultiModalProcessor, theirs: Any, target: str, small: Image.Im
 
 @torch.inference_mode()
 def answers_of(
-    whole: type[PreTrainedModel], checkpoint: str, questions: Sequence[Question], num_tokens: int = _NUM_TOKENS
+    found: FoundModel,
+    checkpoint: str,
+    questions: Sequence[Question],
+    suppressed: Sequence[int],
+    num_tokens: int = _NUM_TOKENS,
 ) -> list[Answer]:
-    """Returns the answers of the whole model to each question alone."""
+    """Returns the answers of the whole model to each question alone, without the tokens `suppressed`."""
     config = load_model_config(checkpoint)
-    decoder = find_model(config).decoder
-    model: Any = whole.from_pretrained(
+    model: Any = found.whole.from_pretrained(
         checkpoint, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
     ).eval()
+    decoder = model.get_submodule(found.decoder)
     seen: list[torch.Tensor] = []
 
     def look(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         seen.append(kwargs["inputs_embeds"][0])
 
     known = arguments_of(model.forward)
-    model.get_submodule(decoder).register_forward_pre_hook(look, with_kwargs=True)
+    decoder.register_forward_pre_hook(look, with_kwargs=True)
     greedy = GenerationConfig(
         max_new_tokens=num_tokens,
         do_sample=False,
         pad_token_id=0,
         return_dict_in_generate=True,
         output_logits=True,
-        suppress_tokens=suppressed_tokens(checkpoint),
+        suppress_tokens=list(suppressed),
     )
     model.generation_config = GenerationConfig()  # its end tokens would hold for `greedy`, too
     answers = []
@@ -244,7 +247,7 @@ def answers_of(
             logprobs = torch.cat(output.logits).log_softmax(-1)
             answers.append(Answer(seen[0], _of_prompt(model, inputs), 0.0, token_ids, logprobs))
         with suppress(ValueError):  # some classes have one way of attention only
-            model.get_submodule(decoder).set_attn_implementation("eager")
+            decoder.set_attn_implementation("eager")
         return [
             replace(answer, rounding=_mean_difference(_of_prompt(model, inputs), answer.of_prompt))
             for answer, inputs in zip(answers, all_inputs, strict=True)
@@ -304,6 +307,7 @@ def _check_answers(
     questions: Sequence[Question],
     answers: Sequence[Answer],
     rows: Sequence[Sequence[torch.Tensor]],
+    suppressed: Sequence[int],
 ) -> None:
     """Raises SelfTestError if Generate, with all questions at once and in chunks, answers otherwise than the model."""
     longest = max(len(one.prompt.prompt_token_ids) for one in questions)
@@ -317,7 +321,7 @@ def _check_answers(
                 max_num_seqs=len(questions),
             )
         )
-        ask = partial(_asked, engine, questions, rows, suppressed_tokens(checkpoint))
+        ask = partial(_asked, engine, questions, rows, suppressed)
         of_prompts, outputs = ask(prompt_logprobs=0)
         ask()
         again = ask()[1]  # begins with what the cache has

@@ -230,9 +230,8 @@ def _checked_family(config: AppConfig) -> dict[str, str]:
     from raylens.modeling.families import is_found
     from raylens.modeling.model_configs import load_model_config
 
-    if config.vision_plugin.name is not None:
-        return {}
-    if not is_found(load_model_config(config.model, config.revision).model_type):
+    is_plugin = config.vision_plugin.name is not None
+    if is_plugin or not is_found(load_model_config(config.model, config.revision).model_type):
         return {}
     from raylens.deployments.stages.found_model_check import check_found_model
 

@@ -19,8 +19,6 @@ _PATCH = 14
 def find_vision_family(config: PreTrainedConfig) -> VisionFamily:
     """Raises ValueError if transformers has no such model, or if it has no separate features of pictures."""
     found = find_model(config)
-    if found.features is None:
-        raise ValueError(f"a {config.model_type!r} computes no features of pictures apart from its text")
     # The whole half is one part: which of its modules project is not known.
     return VisionFamily(
         whole=found.whole,
@@ -29,7 +27,7 @@ def find_vision_family(config: PreTrainedConfig) -> VisionFamily:
         projector=(),
         modalities={
             "image": VisionModality(
-                encode=partial(_encode, found.features, found.picture_fields),
+                encode=partial(_encode, found.features_path, found.picture_fields),
                 num_patches=_num_patches,
                 batch_key=all_together,
             )

@@ -25,8 +25,6 @@ _SIZES = [
 def find_processor_family(config: PreTrainedConfig) -> ProcessorFamily:
     """Raises ValueError if transformers has no such model, or if it has no separate features of pictures."""
     found = find_model(config)
-    if found.features is None:
-        raise ValueError(f"a {config.model_type!r} computes no features of pictures apart from its text")
     positions = found.position_fields
     target = partial(picture_text, placeholder_id(config))
     image = Modality(

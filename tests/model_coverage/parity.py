@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from raylens.deployments.stages.found_model_check import answers_of, questions_of, suppressed_tokens
 from raylens.encoder.config import EncoderConfig
@@ -13,6 +12,8 @@ from raylens.encoder.engine import EncoderEngine
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.llm.sampling.params import SamplingParams
+from raylens.modeling.found_model import find_model
+from raylens.modeling.model_configs import load_model_config
 from raylens.preprocess.schema import ItemTensors, ProcessedPrompt
 
 WAYS = ("alone", "together", "in chunks", "preempted", "cached prefix", "late embeddings")
@@ -31,12 +32,13 @@ class Case:
     bias: dict[int, float] = field(default_factory=dict)
 
 
-def found_cases(whole: type[PreTrainedModel], checkpoint: str) -> list[Case]:
+def found_cases(checkpoint: str) -> list[Case]:
     """Questions with one picture, two and none, through Preprocess and Encode."""
     questions = questions_of(checkpoint)
-    answers = answers_of(whole, checkpoint, questions, NUM_TOKENS)
+    suppressed = suppressed_tokens(checkpoint)
+    answers = answers_of(find_model(load_model_config(checkpoint)), checkpoint, questions, suppressed, NUM_TOKENS)
     encoder = EncoderEngine(EncoderConfig(checkpoint))
-    bias = dict.fromkeys(suppressed_tokens(checkpoint), -100.0)
+    bias = dict.fromkeys(suppressed, -100.0)
     return [
         Case(question.prompt, _encoded(encoder, [tensors for _, tensors in question.items]), answer.token_ids, bias)
         for question, answer in zip(questions, answers, strict=True)

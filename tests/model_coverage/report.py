@@ -69,8 +69,7 @@ def _found_row(model_type: str, folder: str) -> Row:
         check_found_model(folder, None)
     except ValueError as error:
         return Row(model_type, "refused", reason=_first_line(error))
-    whole = getattr(transformers, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[model_type])
-    return Row(model_type, "found", "pictures", _equal_ways(folder, found_cases(whole, folder)))
+    return Row(model_type, "found", "pictures", _equal_ways(folder, found_cases(folder)))
 
 
 def _equal_ways(folder: str, cases: list[Case]) -> tuple[bool, ...]:
