@@ -83,12 +83,14 @@ def paged_attention(
     """Implements transformers' attention function. Takes `query` (1, heads, num_tokens, head_dim), and `key` and
     `value` with kv_heads; returns (1, num_tokens, heads, head_dim of `value`). `scaling` None: 1 / sqrt(head_dim).
     Raises TypeError for an unknown argument, because a model may change its attention by one, such as attention
-    sinks."""
+    sinks. A module of `CrossStates` attends to these instead."""
     if unknown := {name for name in others.keys() - _WITHOUT_EFFECT if others[name] is not None}:
         raise TypeError(f"attention with {sorted(unknown)} is not supported")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if (cross := getattr(module, "cross_states", None)) is not None:
+        return cross.attend(module, query, key, value, scale), None
     layer: int = module.layer_idx  # type: ignore[assignment]
     queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     call = AttentionCall(layer, queries, keys, values, scale, softcap, sliding_window)
     return attention_metadata.attend(call).unsqueeze(0), None
 

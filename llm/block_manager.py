@@ -9,8 +9,9 @@ from hashlib import blake2b
 
 import numpy as np
 
+from raylens.llm.cross_source import CrossBlocks, CrossSource
 from raylens.llm.lora.request import LoraRequest
-from raylens.llm.sequence import Sequence
+from raylens.llm.sequence import PromptItem, Sequence
 from raylens.llm.state_slots import StateSlots
 
 _DIGEST_BYTES = 16
@@ -23,9 +24,13 @@ class BlockManager:
     all other free blocks are blank. Allocation takes blank blocks first, then the least recently freed cached blocks. A
     sequence gets consecutive blocks where possible, so that its keys and values are contiguous in memory."""
 
-    def __init__(self, num_blocks: int, block_size: int, states: StateSlots | None = None) -> None:
-        """`states`: the slots of a model with recurrent states. A cached prefix then ends at a snapshot."""
+    def __init__(
+        self, num_blocks: int, block_size: int, states: StateSlots | None = None, cross: CrossBlocks | None = None
+    ) -> None:
+        """`states`: the slots of a model with recurrent states. A cached prefix then ends at a snapshot. `cross`: the
+        blocks of a model with cross states."""
         self._states = states
+        self._cross = cross
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._ref_counts = [0] * num_blocks
@@ -42,7 +47,8 @@ class BlockManager:
     @property
     def usage(self) -> float:
         """Returns the share of the blocks that are in use, 0 to 1."""
-        return 1 - self.num_free_blocks / self.num_blocks
+        used = 1 - self.num_free_blocks / self.num_blocks
+        return used if self._cross is None else max(used, self._cross.usage)
 
     def allocate(self, sequence: Sequence, num_tokens: int) -> bool:
         """Extends the block table to the first `num_tokens` positions, or returns False if too few blocks are free."""
@@ -64,6 +70,8 @@ class BlockManager:
     def can_start(self, sequence: Sequence, without: Seq[Sequence] = ()) -> bool:
         """Returns whether all tokens of a sequence without blocks fit, once the sequences `without` have given up their
         blocks. Blocks of its cached prefix are reused."""
+        if self._cross is not None and not self._cross.have_room(sequence, without):
+            return False
         cached = self._cached_prefix(sequence)
         num_revived = sum(1 for block_id in cached if self._ref_counts[block_id] == 0)
         num_free = self.num_free_blocks - num_revived
@@ -99,6 +107,8 @@ class BlockManager:
         sequence.num_computed_tokens = len(sequence.block_table) * self.block_size
         if self._states is not None:
             self._states.take(sequence, sequence.block_hashes[: len(sequence.block_table)])
+        if self._cross is not None:
+            self._cross.take(sequence)
 
     def plan_snapshot(self, sequence: Sequence, start: int, end: int) -> tuple[int, int] | None:
         """Returns the end in tokens and the slot of the snapshot of the state that the chunk [start, end) leaves, or
@@ -110,6 +120,7 @@ class BlockManager:
         num_full = sequence.num_nameable_tokens // self.block_size
         sequence.num_computed_tokens = end
         sequence.state_source = sequence.state_slot
+        sequence.has_cross_states = True
         if sequence.num_nameable_tokens // self.block_size > num_full:
             self.commit(sequence)
 
@@ -150,6 +161,8 @@ class BlockManager:
         sequence.num_computed_tokens = 0
         if self._states is not None:
             self._states.give_back(sequence)
+        if self._cross is not None:
+            self._cross.give_back(sequence)
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
         """Raises RuntimeError unless the reference counts match `sequences`, all other blocks are free, and each entry
@@ -164,6 +177,8 @@ class BlockManager:
             raise RuntimeError("the prefix cache names blocks that hold something else")
         if self._states is not None:
             self._states.check_integrity(sequences)
+        if self._cross is not None:
+            self._cross.check_integrity(sequences)
 
     def _blank_blocks(self, sequence: Sequence, num_wanted: int) -> list[int]:
         """Returns consecutive blank blocks: after the sequence's last block, or else in the longest run."""
@@ -231,6 +246,12 @@ def shared_root(cache_salt: str, lora: LoraRequest | None = None) -> bytes:
 def private_root() -> bytes:
     """Returns a random root of block hashes, for a request that shares blocks only among its own answers."""
     return os.urandom(_DIGEST_BYTES)
+
+
+def states_root(root: bytes, source: CrossSource, items: Seq[PromptItem]) -> bytes:
+    """Returns the root of block hashes of a sequence with cross states, on which each of its positions may depend."""
+    content = json.dumps([list(source.token_ids), [[item.mm_hash, item.positions[0]] for item in items]]).encode()
+    return blake2b(root + content, digest_size=_DIGEST_BYTES, person=b"states").digest()
 
 
 def extend_block_hashes(sequence: Sequence, block_size: int) -> None:

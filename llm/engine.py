@@ -12,9 +12,10 @@ from transformers import AutoTokenizer
 
 from raylens.llm.adapter_slots import LoraAdapters
 from raylens.llm.answers import Answers, AnswerState, Request, make_items
-from raylens.llm.block_manager import BlockManager, private_root, shared_root
+from raylens.llm.block_manager import BlockManager, private_root, shared_root, states_root
 from raylens.llm.byte_tokenizer import ByteTokenizer
 from raylens.llm.config import NO_ASYNC_WITH_RANKS, EngineConfig
+from raylens.llm.cross_source import CrossBlocks
 from raylens.llm.detokenizer import Detokenizer, decoder_of
 from raylens.llm.generation_defaults import load_generation_defaults
 from raylens.llm.lora.request import LoraRequest
@@ -53,7 +54,8 @@ class LLMEngine:
         self._runner = ModelRunner(config, group)
         has_states, num_snapshots = self._runner.has_states, self._runner.num_snapshots
         slots = StateSlots(config.max_num_seqs, num_snapshots, config.block_size) if has_states else None
-        self._block_manager = BlockManager(self._runner.num_blocks, config.block_size, slots)
+        cross = CrossBlocks(self._runner.num_cross_blocks, config.block_size) if self._runner.has_cross_states else None
+        self._block_manager = BlockManager(self._runner.num_blocks, config.block_size, slots, cross)
         # A state cannot go back to the token before a wrong guess.
         self._looks_up = not has_states and (
             self._runner.has_kernels if config.prompt_lookup is None else config.prompt_lookup
@@ -118,13 +120,18 @@ class LLMEngine:
         if lora is not None and self._adapters is None:
             raise ValueError(f"no adapters are served, as {lora.name!r}: max_loras is 0")
         items = make_items(prompt, embeddings, self._runner.embedding_size)
+        request = Request(prompt, items)
+        prompt, source = self._runner.split_prompt(prompt)
         num_prompt_tokens = len(prompt.prompt_token_ids)
         check_room(num_prompt_tokens, params, self.max_model_len)
         layout = self._runner.prompt_layout(prompt)
         check_spans(layout, self._runner.max_span_tokens)
         shares_prefix = self._config.prefix_caching and layout.is_prefix_cacheable
         root = shared_root(cache_salt, lora) if shares_prefix else private_root()
-        request = Request(prompt, items)
+        if source is not None:
+            root = states_root(root, source, items)
+            for item in items:
+                item.positions = ()
         max_num_tokens = self.max_model_len if params.max_tokens is None else num_prompt_tokens + params.max_tokens
         first: Sequence | None = None
         for index, state in enumerate(self._sampler_states(prompt, self._with_defaults(params, prompt))):
@@ -142,6 +149,7 @@ class LLMEngine:
                 tenant=cache_salt,
                 priority=priority,
                 lora=lora,
+                cross_source=source,
             )
             first = first or sequence
             if arrival is not None:

@@ -1,6 +1,6 @@
 """The language half's forward pass over the tokens of one step: embeddings in, hidden states and logits out."""
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from raylens.llm.attention import AttentionBackend
 from raylens.llm.cpu.fused_decoder import FusedDecoder
 from raylens.llm.cpu.kernel_attention import KernelStep
+from raylens.llm.cross_states import CrossStates
 from raylens.llm.lora.layers import LoraLayers
 from raylens.llm.models.family import LanguageFamily
 from raylens.llm.recurrent_states import RecurrentStates
@@ -21,7 +22,8 @@ _SCORED_AT_ONCE = 128
 
 class ForwardPass:
     """Runs a `model`'s `decoder` as its `family` declares. `lora_layers`: None without adapters. `states`: None without
-    recurrent states. `embedding_size`: the last axis of item embeddings, hidden_size * (1 + deepstack levels)."""
+    recurrent states. `cross`: None without cross attention. `embedding_size`: the last axis of item embeddings,
+    hidden_size * (1 + deepstack levels)."""
 
     def __init__(
         self,
@@ -30,8 +32,10 @@ class ForwardPass:
         decoder: torch.nn.Module,
         lora_layers: LoraLayers | None,
         states: RecurrentStates | None,
+        cross: CrossStates | None,
     ) -> None:
         self._states = states
+        self._cross = cross
         self._model = model
         self._family = family
         self._decoder = decoder
@@ -64,9 +68,12 @@ class ForwardPass:
 
     def run_layers(self, step: StepInput, attention: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor]:
         """Computes a step by transformers' decoder, layer by layer."""
-        with nullcontext() if self._states is None else self._states.of(step):
+        states = nullcontext() if self._states is None else self._states.of(step)
+        cross: AbstractContextManager[dict[str, Any]] = nullcontext({}) if self._cross is None else self._cross.of(step)
+        with states, cross as inputs:
             hidden = self._decoder(
                 **self._inputs(step),
+                **inputs,
                 position_ids=step.positions if self._family.num_rope_axes == 1 else step.positions.unsqueeze(1),
                 use_cache=False,
                 attention_metadata=attention,

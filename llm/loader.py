@@ -21,7 +21,7 @@ from raylens.llm.recurrent_states import (
     num_attention_layers,
 )
 from raylens.modeling.context_length import check_context_length
-from raylens.modeling.families import family_of, is_found, known_to
+from raylens.modeling.families import family_of, is_found, known_to, load_family
 from raylens.modeling.half_model import load_half
 from raylens.modeling.model_configs import load_model_config
 
@@ -41,11 +41,13 @@ def load_language_half(
     hf_config = load_model_config(config.model, config.revision)
     text_config = hf_config.get_text_config()
     not_supported = f"the text model of {config.model} ({text_config.model_type}) is not supported"
-    if reason := why_unsupported(text_config):
+    if reason := why_unsupported(text_config, has_encoder=_has_encoder(hf_config.model_type)):
         raise ValueError(f"{not_supported}: {reason}")
     if group is not None and has_state_layers(text_config):
         raise ValueError(f"{not_supported} on several ranks: its layers with a recurrent state are not divided")
     family = load_language_family(hf_config)
+    if group is not None and family.cross is not None:
+        raise ValueError(f"{not_supported} on several ranks: its cross attention is not divided")
     check_context_length(text_config, config.max_model_len, allow_longer=config.allow_longer_context)
     register_paged_attention()
     model_class = family.model_class if group is None else sharded_class(family.model_class, family.find_decoder, group)
@@ -93,9 +95,16 @@ def _share_caches(decoder: nn.Module) -> None:
             attention.layer_idx = kept[attention.layer_type]
 
 
-def why_unsupported(text_config: PreTrainedConfig) -> str | None:
-    """Returns the reason in the configuration for refusing the text model, or None. `probe_layers` finds others."""
-    if text_config.is_encoder_decoder:
+def _has_encoder(model_type: str) -> bool:
+    """Returns whether a declared family gives prompts to a text encoder."""
+    declared = load_family("llm", model_type) if model_type in known_to("llm") else None
+    return isinstance(declared, LanguageFamily) and declared.cross is not None and declared.cross.encoder is not None
+
+
+def why_unsupported(text_config: PreTrainedConfig, *, has_encoder: bool = False) -> str | None:
+    """Returns the reason in the configuration for refusing the text model, or None. `probe_layers` finds others.
+    `has_encoder`: whether the family declares the text encoder."""
+    if text_config.is_encoder_decoder and not has_encoder:
         return "it is an encoder-decoder"
     if other := set(getattr(text_config, "layer_types", None) or ()) - _LAYER_TYPES:
         return f"it has layers of type {sorted(other)}"

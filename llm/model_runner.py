@@ -18,6 +18,8 @@ from raylens.llm.cpu.delta_rule import use_delta_kernel
 from raylens.llm.cpu.fused_check import agree
 from raylens.llm.cpu.fused_decoder import FusedDecoder, NotPlainError
 from raylens.llm.cpu.kernel_attention import KernelAttention, padded_shape
+from raylens.llm.cross_source import CrossSource
+from raylens.llm.cross_states import CrossStates
 from raylens.llm.cuda.compiled_layers import compile_layers
 from raylens.llm.cuda.first_steps import missing_tools_named, run_first_steps
 from raylens.llm.forward_pass import ForwardPass
@@ -33,6 +35,7 @@ from raylens.llm.recurrent_states import (
     num_attention_layers,
     number_attention_layers,
 )
+from raylens.llm.request_checks import check_states
 from raylens.llm.scheduler import ScheduledChunk
 from raylens.llm.step_input import StepBuilder, StepInput, StepOutput
 from raylens.llm.step_threads import StepThreads
@@ -84,7 +87,10 @@ class ModelRunner:
         self.context_length = default_context_length(text_config, config.max_model_len)
         self.vocab_size: int = text_config.vocab_size
         self._states = self._find_states()
-        self.forward = ForwardPass(self._model, self._family, self._decoder, self.lora_layers, self._states)
+        self._cross = self._find_cross_states()
+        self.forward = ForwardPass(
+            self._model, self._family, self._decoder, self.lora_layers, self._states, self._cross
+        )
         self.embedding_size = self.forward.embedding_size
         # The longest span that the engine accepts, in tokens. A span is computed in one step.
         longest_span = min(config.max_num_batched_tokens + config.largest_item_tokens, self.context_length)
@@ -101,13 +107,15 @@ class ModelRunner:
         calls = self._probe_layers()
         self._layers = cache_shapes(calls)
         with shortage_explained(self._device, config, self._max_step_tokens):
-            if is_cuda:
+            if is_cuda and self._cross is None:
                 if self.lora_layers is None:
                     merge_linear_layers(self._decoder, self._probe_layers)
                 with missing_tools_named():
                     self._compile_layers()
             self.num_snapshots = 0 if self._states is None else self._make_slots(self._states)
-            self.num_blocks = self._count_blocks()
+            self.num_blocks, self.num_cross_blocks = self._count_blocks()
+        if self._cross is not None:
+            self._cross.allocate(self.num_cross_blocks, config.block_size, self._cache_dtype)
         self.max_model_len = min(self.context_length, self.num_blocks * config.block_size)
         self._attention = self._make_attention(self.num_blocks)
         # Ranks synchronize after each layer, so each rank stays on its own cores.
@@ -122,7 +130,8 @@ class ModelRunner:
         if is_cuda:
             with missing_tools_named():
                 # Recorded kernels would read the slots of the recorded step.
-                self._graphs = None if self.has_states else self._capture_graphs()
+                can_record = self._states is None and self._cross is None
+                self._graphs = self._capture_graphs() if can_record else None
                 self._run_first_steps()
 
     def _prepare_linear_layers(self) -> LoraLayers | None:
@@ -156,6 +165,14 @@ class ModelRunner:
                 use_delta_kernel(mixer, self._kernels)
         number_attention_layers(self._decoder)
         return RecurrentStates(mixers)
+
+    def _find_cross_states(self) -> CrossStates | None:
+        """Returns the cross states of the model's family. Raises ValueError for settings that they do not support."""
+        if self._family.cross is None:
+            return None
+        if self.lora_layers is not None:
+            raise ValueError("max_loras: a model with cross attention serves no adapters")
+        return CrossStates(self._model, self._family.cross, self._decoder)
 
     def _make_slots(self, states: RecurrentStates) -> int:
         """Allocates a slot for each running sequence and for snapshots. Returns the number of snapshots."""
@@ -201,11 +218,13 @@ class ModelRunner:
 
     def _probe_layers(self) -> list[AttentionCall]:
         text_config = self._model.config.get_text_config()
+        cross = self._cross
+        inputs = self._family.inputs_of_tokens(self._model, torch.zeros(1, dtype=torch.long, device=self._device))
         return probe_layers(
             self._decoder,
             hidden_size=text_config.hidden_size,
-            num_layers=num_attention_layers(text_config),
-            inputs=self._family.inputs_of_tokens(self._model, torch.zeros(1, dtype=torch.long, device=self._device)),
+            num_layers=num_attention_layers(text_config) if cross is None else cross.num_attention_layers,
+            inputs=inputs if cross is None else inputs | cross.probe_inputs(),
         )
 
     def _compile_layers(self) -> None:
@@ -215,17 +234,22 @@ class ModelRunner:
 
         compile_layers(self._decoder, run, self._max_step_tokens, is_one_of_several=self._group is not None)
 
-    def _count_blocks(self) -> int:
-        """Returns the number of blocks of the KV cache, which is the same on every rank."""
+    def _count_blocks(self) -> tuple[int, int]:
+        """Returns the number of blocks of the KV cache, which is the same on every rank, and of blocks of cross states.
+        Each gets half of the memory."""
         layers = self._layers if self._kernels is None else [padded_shape(self._kernels, one) for one in self._layers]
         bytes_of_block = block_bytes(layers, block_size=self._config.block_size, dtype=self._cache_dtype)
         num_bytes = self._config.kv_cache_bytes or self._cache_bytes(bytes_of_block)
         num_blocks = num_bytes // bytes_of_block
+        num_cross_blocks = 0
+        if self._cross is not None:
+            num_blocks //= 2
+            num_cross_blocks = num_bytes // (2 * self._cross.bytes_of_block(self._config.block_size, self._cache_dtype))
         if num_blocks == 0:
             raise ValueError(f"kv_cache_bytes ({num_bytes}) does not hold a single block")
-        if self._group is None:
-            return num_blocks
-        return int(self._group.all_gather(torch.tensor([num_blocks], device=self._device)).min())
+        if self._group is not None:
+            num_blocks = int(self._group.all_gather(torch.tensor([num_blocks], device=self._device)).min())
+        return num_blocks, num_cross_blocks
 
     def _cache_bytes(self, bytes_of_block: int) -> int:
         config, num_tokens = self._config, self._max_step_tokens
@@ -317,6 +341,20 @@ class ModelRunner:
         if self._device.type != "cuda" or self._group is not None:
             return None
         return lambda embeddings: embeddings.to(self._model.dtype).pin_memory()
+
+    @property
+    def has_cross_states(self) -> bool:
+        """Returns whether some layers attend to states beside the tokens."""
+        return self._cross is not None
+
+    def split_prompt(self, prompt: ProcessedPrompt) -> tuple[ProcessedPrompt, CrossSource | None]:
+        """Returns the decoder's part of a prompt, and the origin of its cross states. Raises InvalidRequestError if the
+        items do not fit the prompt, or the states not the cache."""
+        if self._family.cross is None:
+            return prompt, None
+        own, source = self._family.cross.split(self._model, prompt)
+        check_states(source.num_states, self.num_cross_blocks * self._config.block_size)
+        return own, source
 
     def prompt_layout(self, prompt: ProcessedPrompt) -> PromptLayout:
         """Returns the prompt's layout. Raises InvalidRequestError if the items do not fit the prompt."""

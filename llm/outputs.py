@@ -50,7 +50,7 @@ class RequestOutput:
             token_ids=[] if token is None else [token.token_id],
             logprobs=() if token is None or token.logprobs is None else (token.logprobs,),
             prompt_logprobs=prompt_logprobs,
-            num_prompt_tokens=sequence.num_prompt_tokens,
+            num_prompt_tokens=sequence.num_request_tokens,
             num_cached_tokens=sequence.num_cached_tokens,
             num_output_tokens=sequence.num_output_tokens,
             finish_reason=sequence.finish_reason,

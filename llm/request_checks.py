@@ -38,6 +38,17 @@ def check_spans(layout: PromptLayout, max_span_tokens: int) -> None:
         )
 
 
+def check_states(num_states: int, num_slots: int) -> None:
+    """Raises InvalidRequestError if the cache of cross states never holds those of a prompt."""
+    if num_states > num_slots:
+        raise InvalidRequestError(
+            f"{num_states} tokens of pictures and text are attended to from outside of the answer, the cache holds"
+            f" {num_slots} of them",
+            field="messages",
+            code="context_length_exceeded",
+        )
+
+
 def check_embeddings(index: int, placeholder: PlaceholderRange, embeddings: torch.Tensor, embedding_size: int) -> None:
     """Raises InvalidRequestError unless the embeddings of item `index` are (num_embeds, embedding_size)."""
     expected = [placeholder.num_embeds, embedding_size]

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from raylens.llm.cross_source import CrossSource
 from raylens.llm.lora.request import LoraRequest
 from raylens.llm.prompt_layout import PLAIN, PromptLayout
 from raylens.llm.prompt_lookup import PromptLookup
@@ -76,6 +77,8 @@ class Sequence:
     `lookup`: guesses its next tokens. None: no guesses.
     `state_slot`: the slot of its recurrent state while it runs. `state_source`: the slot that its next chunk continues
     from; None: none, the chunk is the first.
+    `cross_source`: what its tokens cross-attend to; None: nothing. `cross_table`: the blocks of these states while it
+    runs. `has_cross_states`: whether they hold the states.
     `lora`: its adapter. `lora_slot`: the adapter's slot in memory; None while a waiting sequence may not use one."""
 
     request_id: str
@@ -107,8 +110,16 @@ class Sequence:
     num_cached_tokens: int = 0
     state_slot: int | None = None
     state_source: int | None = None
+    cross_source: CrossSource | None = None
+    cross_table: list[int] = field(default_factory=list)
+    has_cross_states: bool = False
     finish_reason: FinishReason | None = None
     times: SequenceTimes = field(default_factory=SequenceTimes)
+
+    @property
+    def num_request_tokens(self) -> int:
+        """Returns the number of tokens of the request's prompt, those of its cross states among them."""
+        return self.num_prompt_tokens if self.cross_source is None else self.cross_source.num_prompt_tokens
 
     @property
     def num_tokens(self) -> int:
@@ -143,7 +154,10 @@ class Sequence:
     def num_ready_tokens(self) -> int:
         """Returns the number of positions that may be computed: up to the first uncomputed one with a missing
         embedding. The prompt's last position waits for all embeddings, even those with cached positions: a preempted
-        sequence would need them again, and the caller may still fail to deliver them."""
+        sequence would need them again, and the caller may still fail to deliver them. Cross states need all embeddings,
+        and any position may depend on all of them."""
+        if self.cross_source is not None and self.awaits_embeddings:
+            return 0
         if self.num_computed_tokens >= self.num_prompt_tokens:
             return self.num_tokens
         awaited = (item.positions for item in self.items if item.embeddings is None)

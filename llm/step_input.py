@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from raylens.llm.cross_source import CrossSource, CrossView
 from raylens.llm.host_values import HostValues
 from raylens.llm.lora.request import NO_SLOT
 from raylens.llm.prompt_layout import BidirectionalSpan
@@ -57,6 +58,18 @@ class StateChunk:
     save_to: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class CrossChunk:
+    """The cross states of a chunk with its guesses. `table`: the blocks of the sequence's states. `views`: what its
+    tokens attend to, each with its number of tokens. `source`: the origin of the states, if the step has to compute
+    them from the items' `embeds`."""
+
+    table: list[int]
+    views: list[tuple[int, CrossView]]
+    source: CrossSource | None = None
+    embeds: Sequence[torch.Tensor] = ()
+
+
 @dataclass(slots=True)
 class StepInput:
     """A step's chunks, concatenated, decode chunks first. Each guessed token is a chunk of its own, after the token
@@ -79,6 +92,7 @@ class StepInput:
     scored: (row, next token of the prompt, number of likeliest tokens to name) for each row of the flattened tokens
     whose logits score the next token
 
+    cross: of each chunk with its guesses, for a model with cross states
     states: of each chunk, for a model with recurrent states. Empty: nothing is read or written
 
     row_slots (num_tokens,): on the CPU, the slot of each token's adapter, see `LoraLayers`. None: no adapters
@@ -96,6 +110,7 @@ class StepInput:
     prompt_lengths: list[int] = field(default_factory=list)
     span_members: list[tuple[int, int, int]] = field(default_factory=list)
     scored: list[tuple[int, int, int]] = field(default_factory=list)
+    cross: list[CrossChunk] = field(default_factory=list)
     states: list[StateChunk] = field(default_factory=list)
     row_slots: torch.Tensor | None = None
     fed: FedTokens | None = None
@@ -180,6 +195,8 @@ class StepBuilder:
         for chunk in chunks:
             if chunk.sequence.state_slot is not None:
                 step.states.append(_state_chunk(chunk))
+            if chunk.sequence.cross_source is not None:
+                step.cross.append(_cross_chunk(chunk, chunk.sequence.cross_source))
             if chunk.decodes:
                 self._add_decodes(chunk)
             else:
@@ -277,6 +294,15 @@ class StepBuilder:
 def _state_chunk(chunk: ScheduledChunk) -> StateChunk:
     sequence, (end, slot) = chunk.sequence, chunk.snapshot or (chunk.start, None)
     return StateChunk(sequence.state_source, sequence.state_slot, end - chunk.start, slot)
+
+
+def _cross_chunk(chunk: ScheduledChunk, source: CrossSource) -> CrossChunk:
+    sequence = chunk.sequence
+    views = source.views_between(chunk.start, chunk.end + len(chunk.draft))
+    if sequence.has_cross_states:
+        return CrossChunk(sequence.cross_table, views)
+    embeds = [one.embeddings for one in sequence.items if one.embeddings is not None]
+    return CrossChunk(sequence.cross_table, views, source, embeds)
 
 
 def _row_slots(chunks: Sequence[ScheduledChunk]) -> torch.Tensor | None:

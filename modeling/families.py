@@ -34,11 +34,7 @@ FAMILIES: dict[str, Family] = {
     "blip-2": Family("fixed_size:BLIP_2", "tiles:BLIP_2", "causal:BLIP_2"),
     "chameleon": Family("fixed_size:CHAMELEON", "chameleon:CHAMELEON", "causal:CHAMELEON"),
     "deepseek_vl": Family("fixed_size:DEEPSEEK_VL", "tiles:DEEPSEEK_VL", FOUND),
-    "florence2": Family(
-        "fixed_size:FLORENCE2",
-        "tiles:FLORENCE2",
-        why_unserved="its text model is an encoder-decoder, and the engine runs decoders",
-    ),
+    "florence2": Family("fixed_size:FLORENCE2", "tiles:FLORENCE2", "encoder_decoder:FLORENCE2"),
     "fuyu": Family("fuyu:FUYU", "fuyu:FUYU", FOUND),
     "gemma3": Family("gemma3:GEMMA3", "tiles:GEMMA3", "spans:GEMMA3"),
     "gemma3n": Family("fixed_size:GEMMA3N", "tiles:GEMMA3N", "gemma3n:GEMMA3N"),
@@ -56,6 +52,7 @@ FAMILIES: dict[str, Family] = {
     "minicpmv4_6": Family("minicpmv4_6:MINICPMV4_6", "minicpmv4_6:MINICPMV4_6", FOUND),
     "minicpmv4_7": Family("minicpmv4_6:MINICPMV4_7", "minicpmv4_6:MINICPMV4_7", FOUND),
     "mistral3": Family("mistral3:MISTRAL3", "mistral3:MISTRAL3", FOUND),
+    "mllama": Family("mllama:MLLAMA", "mllama:MLLAMA", "mllama:MLLAMA"),
     "molmo2": Family("molmo2:MOLMO2", "molmo2:MOLMO2", "spans:MOLMO2"),
     "paligemma": Family("fixed_size:PALIGEMMA", "tiles:PALIGEMMA", "spans:PALIGEMMA"),
     "phi4_multimodal": Family(

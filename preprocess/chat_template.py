@@ -35,11 +35,16 @@ class ChatTemplate:
     """The chat template of one model, if the model has one. Clients cannot supply templates."""
 
     def __init__(
-        self, processor: HFProcessor, hf_tokenizer: Any, placeholders: Mapping[str, Placeholder] | None = None
+        self,
+        processor: HFProcessor,
+        hf_tokenizer: Any,
+        placeholders: Mapping[str, Placeholder] | None = None,
+        *,
+        otherwise: str | None = None,
     ) -> None:
-        """`placeholders`: of each modality of the model."""
+        """`placeholders`: of each modality of the model. `otherwise`: the template for a model without one."""
         self._processor = processor
-        self._template = processor.chat_template or hf_tokenizer.chat_template
+        self._template = processor.chat_template or hf_tokenizer.chat_template or otherwise
         self.tool_calls = tool_call_format(self._template)
         self._time_limit = TimeLimit(MAX_SECONDS)
         bound_templates()

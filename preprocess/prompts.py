@@ -49,7 +49,7 @@ class PromptRenderer:
             frame=family.frame(processor),
         )
         self._placeholders = {name: self._placeholder(name, update) for name, update in self._rules.updates.items()}
-        self._template = ChatTemplate(processor, hf_tokenizer, self._placeholders)
+        self._template = ChatTemplate(processor, hf_tokenizer, self._placeholders, otherwise=family.chat_template)
         self.tool_calls = self._template.tool_calls
 
     def render(

@@ -60,8 +60,8 @@ def make_checkpoint(
             fan_in = parameter.shape[-1] if parameter.ndim < 4 else parameter[0].numel()
             spread = embedding_spread if "embed_tokens" in name or "tok_embeddings" in name else 1.5
             torch.nn.init.normal_(parameter, std=spread * fan_in**-0.5)
-        elif name.endswith("_scale"):  # from 0, which would hide what it scales
-            torch.nn.init.ones_(parameter)
+        elif name.endswith(("_scale", "gate")):  # from 0, which would hide what it scales
+            torch.nn.init.constant_(parameter, 0.3 if name.endswith("gate") else 1.0)
     # timm writes into the settings that it is given.
     model.config = AutoConfig.from_pretrained(folder)
     model.save_pretrained(folder)
@@ -112,7 +112,7 @@ def picture_request(model_type: str, model: PreTrainedModel, texts: Sequence[str
         inputs["pixel_values"] = inputs.pop("image_patches")
     items = families.cached_items(pictures)
     prompt = families.render_text(text, [info for info, _ in items])
-    assert prompt.prompt_token_ids == inputs["input_ids"][0].tolist()
+    assert prompt.prompt_token_ids == families.as_rendered(inputs["input_ids"][0].tolist())
     prompt.mm_hashes[:] = [f"picture {index}" for index in pictures]
     with torch.inference_mode():
         rows = item_features(model, "image", inputs) if items else torch.empty(0, 0)
@@ -164,6 +164,7 @@ def greedy(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[list[int]
         min_new_tokens=NUM_TOKENS,
         do_sample=False,
         eos_token_id=None,
+        forced_eos_token_id=None,  # BART's, at the end of every answer
         return_dict_in_generate=True,
         output_logits=True,
     )
@@ -172,6 +173,10 @@ def greedy(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[list[int]
 
 def item_features(model: PreTrainedModel, modality: str, inputs: Mapping[str, Any]) -> torch.Tensor:
     """What the encoder hands over, items one behind another: features, those of deepstack levels beside them."""
+    if model.config.model_type == "mllama":
+        names = ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask")
+        states = model.model.vision_model(**{name: inputs[name] for name in names}).last_hidden_state
+        return _rows(model.model.multi_modal_projector(states))
     name = f"get_{modality}_features"
     get_features = getattr(model if hasattr(model, name) else model.model, name)
     if "args" in inspect.signature(get_features).parameters:  # passes on whatever it gets

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from raylens.llm.cross_source import CrossSource
 from raylens.llm.prompt_layout import PLAIN, PromptLayout
 from raylens.modeling.half_model import HalfModel
 from raylens.preprocess.schema import ProcessedPrompt
@@ -33,6 +34,29 @@ def capped_output_head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Te
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CrossFamily:
+    """Cross attention of a decoder to states beside its own tokens.
+
+    `attention`: the name of the modules that attend to them. `states`: the decoder's argument for the states,
+    (1, num_states, hidden_size).
+    `split`: returns the decoder's part of a prompt, without items, and the origin of the states. Raises
+    InvalidRequestError if the items do not fit it.
+    `encoder`: the path of the text encoder in the model. It takes `inputs_embeds`. None: the states are the items'
+    embeddings.
+    `positions`: the name of the decoder's module that looks up embeddings of positions, which it would count from 0 in
+    every chunk. None: the decoder takes `position_ids`.
+    `inputs_of_rows`: returns further inputs of the decoder, by whether each token sees states of its own, bool
+    (num_tokens,)."""
+
+    attention: str
+    states: str
+    split: Callable[[PreTrainedModel, ProcessedPrompt], tuple[ProcessedPrompt, CrossSource]]
+    encoder: str | None = None
+    positions: str | None = None
+    inputs_of_rows: Callable[[torch.Tensor], dict[str, torch.Tensor]] = lambda is_own: {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageFamily(HalfModel):
     """The language half of a model, see `HalfModel`.
 
@@ -49,6 +73,7 @@ class LanguageFamily(HalfModel):
     embedding on the last axis. The output of each of the decoder's first layers gets one of them added.
     `num_rope_axes`: the number of rotary positions of a token. `has_spans`: whether `layout` has bidirectional spans.
     `windows_cut_spans`: whether a layer's sliding window also applies within a span.
+    `cross`: the decoder's cross attention; None: it has none.
     `logits`: returns the logits (num_rows, vocab) of hidden states (num_rows, hidden_size): all operations of the
     Hugging Face class after its decoder."""
 
@@ -64,6 +89,7 @@ class LanguageFamily(HalfModel):
     num_rope_axes: int = 1
     has_spans: bool = False
     windows_cut_spans: bool = True
+    cross: CrossFamily | None = None
     logits: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor] = output_head
 
     def find_decoder(self, model: PreTrainedModel) -> nn.Module:

@@ -112,7 +112,7 @@ class ProcessorFamily:
     `rewrite_text`: changes a prompt's text before all other steps. `mend`: repairs a loaded processor. `backends`: the
     back ends of the family's processor in transformers. `placeholder_id`: the token id at positions of embeddings in
     finished prompts; None: the embed token's. `typed_placeholder`: the client's text for a picture, if it is not a
-    token; in a prompt without media it is ordinary text."""
+    token; in a prompt without media it is ordinary text. `chat_template`: for a checkpoint that has none."""
 
     processor_class: Any
     modalities: Mapping[str, Modality]
@@ -124,6 +124,7 @@ class ProcessorFamily:
     backends: tuple[Backend, ...] = ("pil", "torchvision")
     placeholder_id: int | None = None
     typed_placeholder: str | None = None
+    chat_template: str | None = None
 
 
 FIXED_IMAGE = Modality(

@@ -69,11 +69,21 @@ def _spell_out_task(processor: HFProcessor, text: str) -> str:
     return str(sentence)
 
 
+_TEXTS_ONLY = (
+    "{%- for message in messages -%}"
+    "{%- if message['content'] is string -%}{{- message['content'] -}}{%- else -%}"
+    "{%- for part in message['content'] if part['type'] == 'text' -%}{{- part['text'] -}}{%- endfor -%}"
+    "{%- endif -%}"
+    "{%- endfor -%}"
+)
+"""A chat template for a model of single questions."""
+
 FLORENCE2 = ProcessorFamily(
     processor_class="Florence2Processor",
     modalities={"image": replace(FIXED_IMAGE, update=lambda processor: PromptInsertion(Position.START), max_items=1)},
     frame=lambda processor: _bos_and(processor, processor.tokenizer.eos_token),
     rewrite_text=_spell_out_task,
+    chat_template=_TEXTS_ONLY,
 )
 
 

@@ -113,8 +113,8 @@ def test_a_folder_without_a_supported_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(ConfigError, match=r"'bert' is not supported, only \['aria'"):
         load_config(None, {"model": str(tmp_path)})
-    (tmp_path / "config.json").write_text('{"model_type": "florence2"}')
-    with pytest.raises(ConfigError, match=r"'florence2' is not supported: its text model is an encoder-decoder"):
+    (tmp_path / "config.json").write_text('{"model_type": "internlm2"}')
+    with pytest.raises(ConfigError, match=r"'internlm2' is not supported: it is the text half"):
         load_config(None, {"model": str(tmp_path)})
 
 

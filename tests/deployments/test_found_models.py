@@ -19,6 +19,7 @@ from raylens.preprocess.models.found import call_processor
 from tests.model_coverage.small_checkpoints import save_small_checkpoint
 from tests.pictures import encoded, user_message
 from tests.preprocess.parity import picture
+from tests.small_models import make_checkpoint, whole_class
 
 NUM_TOKENS = 12
 QUESTIONS: list[tuple[str, list[int]]] = [("What is it?", [0]), ("What is it?", [1]), ("And these two?", [2, 3])]
@@ -49,6 +50,29 @@ class Oracle:
         return ids, output[0, len(ids) :].tolist()
 
 
+def asked(
+    checkpoint: Path, port: int, questions: list[tuple[str, list[int]]], bias: dict[str, int]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The completions of all questions at once, greedy, and the health."""
+    config = AppConfig.model_validate({"model": str(checkpoint), "served_model_name": "small"})
+
+    def ask(question: tuple[str, list[int]]) -> Any:
+        text, pictures = question
+        return client.chat.completions.create(
+            model="small",
+            messages=[user_message(text, *(encoded(picture(index)) for index in pictures))],
+            temperature=0,
+            max_tokens=NUM_TOKENS,
+            logit_bias=bias,
+            extra_body={"ignore_eos": True, "return_token_ids": True},
+        )
+
+    with deployed_app(config, host="127.0.0.1", port=port) as url:
+        client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120)
+        with ThreadPoolExecutor(len(questions)) as pool:
+            return list(pool.map(ask, questions)), httpx.get(f"{url}/health").json()
+
+
 def slow(model_type: str) -> Any:
     return pytest.param(model_type, marks=pytest.mark.slow)
 
@@ -64,27 +88,52 @@ def slow(model_type: str) -> Any:
 def test_answers_are_those_of_generate(model_type: str, tmp_path: Path, ray_port: int) -> None:
     save_small_checkpoint(model_type, tmp_path)
     oracle = Oracle(tmp_path)
-    config = AppConfig.model_validate({"model": str(tmp_path), "served_model_name": "small"})
-    bias = dict.fromkeys(map(str, oracle.suppressed), -100)
-
-    def ask(question: tuple[str, list[int]]) -> Any:
-        text, pictures = question
-        return client.chat.completions.create(
-            model="small",
-            messages=[user_message(text, *(encoded(picture(index)) for index in pictures))],
-            temperature=0,
-            max_tokens=NUM_TOKENS,
-            logit_bias=bias,
-            extra_body={"ignore_eos": True, "return_token_ids": True},
-        )
-
-    with deployed_app(config, host="127.0.0.1", port=ray_port) as url:
-        client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120)
-        with ThreadPoolExecutor(len(QUESTIONS)) as pool:
-            completions = list(pool.map(ask, QUESTIONS))
-        health = httpx.get(f"{url}/health").json()
+    completions, health = asked(tmp_path, ray_port, QUESTIONS, dict.fromkeys(map(str, oracle.suppressed), -100))
     answers = [(one.prompt_token_ids, one.choices[0].token_ids) for one in completions]
     assert answers == [oracle.expected(*question) for question in QUESTIONS]
     assert len({tuple(answer) for _, answer in answers}) > 1, "answers must depend on the input"
     told = health["details"]["generate"].get("family", "declared")
     assert told.startswith("found, self-tested: ") == is_found(model_type)
+
+
+FLORENCE_TASKS: list[tuple[str, list[int]]] = [
+    ("<CAPTION>", [0]),
+    ("<CAPTION>", [1]),
+    ("<OD>", [0]),
+    ("Who is it?", [2]),
+]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "questions"), [("florence2", FLORENCE_TASKS), ("mllama", [*QUESTIONS, ("No picture?", [])])]
+)
+def test_answers_over_cross_attention_are_those_of_generate(
+    model_type: str, questions: list[tuple[str, list[int]]], tmp_path: Path, ray_port: int
+) -> None:
+    make_checkpoint(model_type, tmp_path)
+    if model_type == "florence2":  # published ones have no template
+        (tmp_path / "chat_template.jinja").unlink()
+    processor: Any = AutoProcessor.from_pretrained(tmp_path)
+    model = whole_class(model_type).from_pretrained(tmp_path).eval()
+
+    def expected(text: str, pictures: list[int]) -> tuple[int, list[int]]:
+        """The number of tokens of the prompt, those for a picture among them, and the answer."""
+        images = [picture(index) for index in pictures]
+        options: dict[str, Any] = {}
+        if processor.chat_template is not None:
+            content = [*({"type": "image"} for _ in pictures), {"type": "text", "text": text}]
+            messages = [{"role": "user", "content": content}]
+            text = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            options["add_special_tokens"] = False  # the template has them
+        inputs = processor(text=text, images=[images] if images else None, return_tensors="pt", **options)
+        with torch.inference_mode():
+            output = model.generate(
+                **inputs, max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None, forced_eos_token_id=None
+            )
+        num_more = 19 if model_type == "mllama" else 0  # 4 tiles of 4 patches and one for all, instead of one token
+        return inputs["input_ids"].shape[1] + num_more * len(pictures), output[0, -NUM_TOKENS:].tolist()
+
+    completions, _ = asked(tmp_path, ray_port, questions, {})
+    answers = [(one.usage.prompt_tokens, one.choices[0].token_ids) for one in completions]
+    assert answers == [expected(*question) for question in questions]
+    assert len({tuple(answer) for _, answer in answers}) == len(questions), "answers must depend on the input"

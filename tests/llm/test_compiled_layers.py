@@ -66,7 +66,8 @@ def compile_runner(runner: ModelRunner) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", VARIANTS)
+# Decoders with cross attention run without the compiler.
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name not in ("florence2", "mllama")])
 def test_answers_equal_generate_and_wait_for_no_compiler(tmp_path: Path, name: str) -> None:
     checkpoint = VARIANTS[name].checkpoint(tmp_path)
     model_type = VARIANTS[name].model_type

@@ -25,6 +25,8 @@ LAYER_BY_LAYER = {
     "qwen3_5_moe": "Qwen3_5MoeDecoderLayer",
     "qwen3_vl_moe": "Qwen3VLMoeTextDecoderLayer",
     "blip-2": "OPTModel",
+    "florence2": "BartDecoderLayer",
+    "mllama": "MllamaCrossAttentionDecoderLayer",
     "chameleon": "ChameleonDecoderLayer",
     "fuyu": "PersimmonDecoderLayer",
     "gemma3n": "Gemma3nTextDecoderLayer",

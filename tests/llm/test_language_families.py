@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from raylens.llm.config import EngineConfig
 from raylens.llm.cpu.kernel_attention import KernelAttention
 from raylens.llm.engine import LLMEngine
-from raylens.llm.loader import load_language_half
+from raylens.llm.loader import load_language_family, load_language_half
 from raylens.llm.model_runner import ModelRunner
 from raylens.llm.ranks.lockstep import stop_ranks
 from raylens.llm.recurrent_states import has_state_layers
@@ -53,9 +53,10 @@ class Small:
     longest_span: int = 1
 
     @property
-    def has_states(self) -> bool:
-        """Whether some layers have a recurrent state."""
-        return has_state_layers(load_model_config(self.checkpoint).get_text_config())
+    def is_divisible(self) -> bool:
+        """Whether several ranks can share its layers: none has a recurrent state or attends to cross states."""
+        config = load_model_config(self.checkpoint)
+        return not has_state_layers(config.get_text_config()) and load_language_family(config).cross is None
 
     def engine(self, **settings: Any) -> LLMEngine:
         return LLMEngine(self.config(**settings))
@@ -128,14 +129,24 @@ def test_answers_of_prompts_in_chunks_equal_generate(small: Small, budget: int) 
     assert answers(engine, small.requests) == expected(small)
 
 
+def bytes_of_longest(small: Small) -> int:
+    """The cache for the longest prompt, its cross states and its answer, in blocks of 4."""
+    runner = small.engine(block_size=4)._runner
+    num_blocks = 0
+    for one in small.requests:
+        prompt, source = runner.split_prompt(one.prompt)
+        num_blocks = max(num_blocks, -(-(len(prompt.prompt_token_ids) + NUM_TOKENS) // 4))
+        if source is not None and source.num_states:
+            num_cross_blocks = -(-source.num_states // 4)
+            num_blocks = max(num_blocks, -(-num_cross_blocks * runner.num_blocks // runner.num_cross_blocks))
+    return num_blocks * (KV_CACHE_BYTES // runner.num_blocks)
+
+
 @pytest.mark.usefixtures("with_kernels")
 @on_unlike_decoders
 def test_preempted_answers_equal_generate(small: Small) -> None:
-    longest = max(len(one.prompt.prompt_token_ids) for one in small.requests) + NUM_TOKENS
     # Room for the longest alone: the others are thrown out and computed again.
-    block_bytes = KV_CACHE_BYTES // small.engine(block_size=4)._runner.num_blocks
-    num_bytes = -(-longest // 4) * block_bytes
-    engine = small.engine(block_size=4, kv_cache_bytes=num_bytes, max_num_batched_tokens=2048)
+    engine = small.engine(block_size=4, kv_cache_bytes=bytes_of_longest(small), max_num_batched_tokens=2048)
     longest_first = sorted(small.requests, key=lambda one: -len(one.prompt.prompt_token_ids))
     for requests in (small.requests, longest_first):
         assert answers(engine, requests) == [one.expected for one in requests]
@@ -145,11 +156,9 @@ def test_preempted_answers_equal_generate(small: Small) -> None:
 @on_unlike_decoders
 def test_answers_of_steps_launched_ahead_equal_generate(small: Small) -> None:
     """Alone, and together with few blocks: some are preempted while a token of theirs is pending."""
-    longest = max(len(one.prompt.prompt_token_ids) for one in small.requests) + NUM_TOKENS
-    block_bytes = KV_CACHE_BYTES // small.engine(block_size=4)._runner.num_blocks
     engine = small.engine(
         block_size=4,
-        kv_cache_bytes=-(-longest // 4) * block_bytes,
+        kv_cache_bytes=bytes_of_longest(small),
         max_num_batched_tokens=max(7, small.longest_span + 6),
         prompt_lookup=False,
         async_scheduling=True,
@@ -171,7 +180,8 @@ def test_answers_with_cached_beginnings_equal_generate(small: Small) -> None:
         run(engine, collected)
         assert collected["again"].token_ids == one.expected
         if engine._runner.prompt_layout(one.prompt).is_prefix_cacheable:
-            assert collected["again"].num_cached_tokens > (len(one.prompt.prompt_token_ids) - 1) // 4 * 4 - 4
+            own, _ = engine._runner.split_prompt(one.prompt)
+            assert collected["again"].num_cached_tokens > (len(own.prompt_token_ids) - 1) // 4 * 4 - 4
         else:
             assert not collected["again"].num_cached_tokens
 
@@ -229,8 +239,8 @@ def pool(pools: PoolOfRankOne) -> ProcessPoolExecutor:
 @on_unlike_decoders
 def test_answers_of_two_ranks_equal_generate(small: Small, pool: ProcessPoolExecutor) -> None:
     budget = max(7, small.longest_span + 6)
-    if small.has_states:
-        with pytest.raises(ValueError, match="layers with a recurrent state are not divided"):
+    if not small.is_divisible:
+        with pytest.raises(ValueError, match=r"(layers with a recurrent state are|cross attention is) not divided"):
             ModelRunner(small.config(), silent_rank(0, 2))
         return
     with engine_of_two(pool, small.config(max_num_batched_tokens=budget, block_size=4)) as (engine, group, other):
@@ -259,20 +269,23 @@ def test_decoding_on_a_gpu_is_recorded(small: Small) -> None:
 def test_logits_are_those_of_the_whole_model(small: Small) -> None:
     runner = ModelRunner(EngineConfig(small.checkpoint, kv_cache_bytes=2**22))
     for one in small.requests:
-        prompt, num_tokens = one.prompt, len(one.prompt.prompt_token_ids)
+        prompt, source = runner.split_prompt(one.prompt)
+        num_tokens = len(prompt.prompt_token_ids)
         sequence = Sequence(
             request_id="r",
             token_ids=list(prompt.prompt_token_ids),
             num_prompt_tokens=num_tokens,
             items=[
-                PromptItem(mm_hash, placeholder.embed_positions(), embeddings)
+                PromptItem(mm_hash, placeholder.embed_positions() if source is None else (), embeddings)
                 for placeholder, mm_hash, embeddings in zip(
-                    prompt.placeholders, prompt.mm_hashes, one.embeddings, strict=True
+                    one.prompt.placeholders, prompt.mm_hashes, one.embeddings, strict=True
                 )
             ],
             max_num_tokens=num_tokens + NUM_TOKENS,
             layout=runner.prompt_layout(prompt),
             block_table=list(range(num_tokens)),
+            cross_source=source,
+            cross_table=list(range(runner.num_cross_blocks)),
         )
         (logits,) = runner.run([ScheduledChunk(sequence, num_tokens)]).logits
         torch.testing.assert_close(logits, one.logits, rtol=1e-4, atol=1e-4)
@@ -284,6 +297,8 @@ KEPT = (
     *("model.image_newline", "query_tokens"),
     # Tables of tokens that are not text, as the one that ends a picture.
     *("model.embed_vision.", "model.embed_audio."),
+    # What reads the prompt for the decoder.
+    *("model.language_model.encoder.", "model.language_model.shared."),
 )
 """Of the language half, beside the decoder."""
 
@@ -360,7 +375,6 @@ def test_text_models_that_cannot_work_are_refused(tmp_path: Path, text_config: J
 
 
 def test_other_families_are_refused(tmp_path: Path) -> None:
-    for model_type, reason in {"florence2": "it is an encoder-decoder", "clip": r"'clip'.*only \['aria'"}.items():
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
-        with pytest.raises(ValueError, match=reason):
-            LLMEngine(EngineConfig(str(tmp_path)))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "clip"}))
+    with pytest.raises(ValueError, match=r"'clip'.*only \['aria'"):
+        LLMEngine(EngineConfig(str(tmp_path)))

@@ -70,12 +70,22 @@ def _ways(checkpoint: str, cases: Sequence[Case]) -> Iterator[tuple[str, bool]]:
     cached = _engine(checkpoint, prefix_caching=True)
     yield "cached prefix", all(_equal(cached, [case]) for case in (*cases, *cases))
     yield "in chunks", _equal(_engine(checkpoint, max_num_batched_tokens=96, max_num_seqs=8), cases)
-    # Two prompts have room, their answers have not.
+    # Two prompts have room, their answers have not, but one of these has.
     two = cases[:2]
-    num_blocks = sum(-(-len(case.prompt.prompt_token_ids) // _BLOCK_SIZE) for case in two) + 2
+    split = [roomy._runner.split_prompt(case.prompt) for case in two]
+    lengths = [len(prompt.prompt_token_ids) for prompt, _ in split]
+    longest = max(length + len(case.expected) for length, case in zip(lengths, two, strict=True))
+    num_blocks = max(sum(map(_num_blocks, lengths)) + 2, _num_blocks(longest) + 1)
+    num_cross_blocks = sum(_num_blocks(source.num_states) for _, source in split if source is not None)
+    if num_cross_blocks:  # the states of both have room, too
+        num_blocks = max(num_blocks, -(-num_cross_blocks * roomy._runner.num_blocks // roomy._runner.num_cross_blocks))
     bytes_of_block = _CACHE_BYTES // roomy._runner.num_blocks
     tight = _engine(checkpoint, kv_cache_bytes=num_blocks * bytes_of_block)
     yield "preempted", _equal(tight, two) and tight.stats.num_preemptions > 0
+
+
+def _num_blocks(num_tokens: int) -> int:
+    return -(-num_tokens // _BLOCK_SIZE)
 
 
 def _engine(checkpoint: str, **settings: Any) -> LLMEngine:

@@ -29,14 +29,14 @@ def test_the_table_names_every_family_that_a_stage_declares(stage: Stage) -> Non
 def test_a_family_is_served_when_every_stage_knows_it() -> None:
     assert set(known_to("llm")) & set(known_to("encoder")) == SERVED_FAMILIES
     unserved = {name for name, family in FAMILIES.items() if family.why_unserved is not None}
-    assert FAMILIES.keys() - SERVED_FAMILIES == unserved == {"florence2", "internlm2", "phi4_multimodal"}
+    assert FAMILIES.keys() - SERVED_FAMILIES == unserved == {"internlm2", "phi4_multimodal"}
 
 
 def test_a_family_that_a_stage_does_not_know_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'bert' is not supported, only \['aria'"):
         load_family("encoder", "bert")
-    with pytest.raises(ValueError, match="'florence2' is not supported"):
-        load_family("llm", "florence2")
+    with pytest.raises(ValueError, match="'internlm2' is not supported"):
+        load_family("encoder", "internlm2")
 
 
 def modules_after(code: str) -> set[str]:

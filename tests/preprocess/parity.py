@@ -46,12 +46,14 @@ class Pair:
         self.model_type = model_type
         self.family = load_family("preprocess", model_type)
         self.placeholder = prompt_placeholder(model_type)
+        # Mllama's processor puts one before a text that has none, wherever the tokenizer's own is.
+        self.opening = "<s>" if model_type == "mllama" else ""
         self.ours = MultiModalProcessor(ProcessorConfig(str(folder), image_backend=backend, max_model_len=200_000))
         self.theirs = load_processor(self.family, str(folder), backend=backend)
 
     def prompt(self, texts: Sequence[str]) -> str:
         """The texts with a placeholder between any two of them."""
-        return self.placeholder.join(texts)
+        return self.opening + self.placeholder.join(texts)
 
     def one_shot(self, text: str, pictures: Sequence[int]) -> dict[str, Any]:
         """Everything through Hugging Face's processor at once, with the pictures as those of one prompt, as chat
@@ -59,6 +61,14 @@ class Pair:
         images = [picture(index) for index in pictures]
         outputs = self.theirs(text=text, images=[images] if images else None, return_tensors="pt")
         return dict(outputs)
+
+    def as_rendered(self, ids: list[int]) -> list[int]:
+        """The processor's ids, with a token for each of a picture's features where it leaves one for all."""
+        if self.model_type != "mllama":
+            return ids
+        info, _ = self.items([0])[0]
+        counts = [info.num_embeds if one == info.expansion.token_ids[0] else 1 for one in ids]
+        return [one for one, count in zip(ids, counts, strict=True) for _ in range(count)]
 
     def contents(self, index: int) -> bytes:
         return encoded(picture(index))
@@ -94,7 +104,7 @@ class Pair:
     def check(self, text: str, pictures: Sequence[int], items: Sequence[tuple[ItemInfo, ItemTensors]]) -> None:
         """Ids and tensors are those of the one-shot call, from the prompt as text and as token ids."""
         expected = self.one_shot(text, pictures)
-        expected_ids = expected["input_ids"][0].tolist()
+        expected_ids = self.as_rendered(expected["input_ids"][0].tolist())
         infos = [info for info, _ in items]
         prompt = self.render_text(text, infos)
         assert prompt.prompt_token_ids == expected_ids, self.difference(prompt.prompt_token_ids, expected_ids)
@@ -152,4 +162,4 @@ def _hashes(infos: Iterable[ItemInfo]) -> list[str]:
 
 
 # What the one-shot call returns besides an item's fields.
-_OF_TEXT = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "labels"}
+_OF_TEXT = {"input_ids", "attention_mask", "cross_attention_mask", "token_type_ids", "mm_token_type_ids", "labels"}

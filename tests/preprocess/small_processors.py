@@ -108,7 +108,9 @@ def _tokenizer_config(family: _Family) -> Json:
 
 def family_chat_template(model_type: str) -> str:
     image, video = (json.dumps(prompt_placeholder(model_type, modality)) for modality in ("image", "video"))
+    opening = "{{- bos_token -}}" if model_type == "mllama" else ""
     return (
+        f"{opening}"
         "{%- for message in messages -%}{{- message['role'] + ': ' -}}"
         "{%- if message['content'] is string -%}{{- message['content'] -}}{%- else -%}"
         "{%- for part in message['content'] -%}"
@@ -430,6 +432,15 @@ def _wemm(tokenizer: Tokenizer) -> Json:
         "spliter_emb_config": {"num_embeddings": 2, "embedding_dim": 32},
         "image_processor": {"size": {"shortest_edge": 50, "longest_edge": 150}},
     }
+
+
+def _mllama(tokenizer: Tokenizer) -> Json:
+    # As in its checkpoints, the token of a picture is the one behind the vocabulary.
+    image_id = tokenizer.token_to_id("<|image|>")
+    text = _text("mllama_text_model", tokenizer, num_hidden_layers=4, cross_attention_layers=[1, 3])
+    vision: Json = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_global_layers": 1}
+    vision |= {"attention_heads": 4, "image_size": 28, "intermediate_layers_indices": [0, 1], "vision_output_dim": 96}
+    return {"text_config": {**text, "vocab_size": image_id}, "vision_config": vision, "image_token_index": image_id}
 
 
 _IDEFICS_IMAGES = {"size": {"longest_edge": 168}, "max_image_size": {"longest_edge": 56}, **_HALF}
@@ -759,6 +770,13 @@ _FAMILIES = {
         tokens=("<|user|>", "<|assistant|>", "<|end|>"),
         image="<|image|>",
         bos=False,
+    ),
+    "mllama": _Family(
+        "MllamaProcessor",
+        _mllama,
+        {"image_processor_type": "MllamaImageProcessor", "size": _square(28), "max_image_tiles": 4},
+        tokens=("<|python_tag|>", "<|image|>"),
+        image="<|image|>",
     ),
     "florence2": _Family(
         "Florence2Processor",

@@ -89,7 +89,8 @@ def test_conversations(families: Pair, model_type: str) -> None:
     starts_with_bos = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
     options = {"add_special_tokens": False} if starts_with_bos else {}
     images = [picture(index) for index in pictures]
-    expected = families.theirs(text=text, images=[images], return_tensors="pt", **options)["input_ids"][0].tolist()
+    outputs = families.theirs(text=text, images=[images], return_tensors="pt", **options)
+    expected = families.as_rendered(outputs["input_ids"][0].tolist())
     infos = [info for info, _ in families.items(pictures)]
     prompt = families.ours.prompts.render(ChatPrompt(messages), infos, ["h"] * len(infos))
     assert prompt.prompt_token_ids == expected, families.difference(prompt.prompt_token_ids, expected)
@@ -101,7 +102,7 @@ def test_conversations(families: Pair, model_type: str) -> None:
 def test_text_alone(families: Pair, text: str) -> None:
     """Special tokens in it are those of the model, as Hugging Face's processor reads them."""
     if not families.family.requires_items:
-        families.check(text, [], [])
+        families.check(families.prompt([text]), [], [])
         return
     with pytest.raises(ValueError, match="`images` are expected"):
         families.one_shot(text, [])

@@ -30,7 +30,7 @@ def families(request: pytest.FixtureRequest) -> Pair:
 
 def texts_and_pictures(families: Pair) -> tuple[list[str], list[int]]:
     most = families.family.modalities["image"].max_items or len(PICTURES)
-    return TEXTS[: most + 1], PICTURES[:most]
+    return [families.opening + TEXTS[0], *TEXTS[1 : most + 1]], PICTURES[:most]
 
 
 def test_pictures_between_texts_get_the_models_own_placeholders_and_marks(families: Pair) -> None:
@@ -42,7 +42,8 @@ def test_pictures_between_texts_get_the_models_own_placeholders_and_marks(famili
     prompt = families.ours.prompts.render(InterleavedPrompt(parts), infos, ["h"] * len(infos))
     before, after = families.family.modalities["image"].marks
     bare = families.placeholder.removeprefix(before).removesuffix(after)
-    expected = families.one_shot((before + bare + after).join(texts), pictures)["input_ids"][0].tolist()
+    outputs = families.one_shot((before + bare + after).join(texts), pictures)
+    expected = families.as_rendered(outputs["input_ids"][0].tolist())
     assert prompt.prompt_token_ids == expected, families.difference(prompt.prompt_token_ids, expected)
 
 
@@ -50,7 +51,7 @@ def test_a_cut_prompt_is_the_end_of_the_whole_one_with_whole_pictures(families: 
     texts, pictures = texts_and_pictures(families)
     infos = [info for info, _ in families.items(pictures)]
     hashes = [f"picture {index}" for index in pictures]
-    text = families.prompt(texts)
+    text = families.placeholder.join(texts)
     whole = families.ours.prompts.render(TextPrompt(text), infos, hashes)
     tokenizer = families.theirs.tokenizer
     marks = set(tokenizer.convert_tokens_to_ids(list(families.family.modalities["image"].marks)))
