@@ -67,6 +67,13 @@ class BlockManager:
             num_missing -= len(block_ids)
         return True
 
+    def allocate_draft(self, sequence: Sequence, end: int, num_guesses: int) -> bool:
+        """Gives the guesses from position `end` on their blocks and state slots, until `end_draft`. Returns False if
+        too few are free."""
+        if not self.allocate(sequence, end + num_guesses):
+            return False
+        return self._states is None or self._states.take_draft(sequence, num_guesses)
+
     def can_start(self, sequence: Sequence, without: Seq[Sequence] = ()) -> bool:
         """Returns whether all tokens of a sequence without blocks fit, once the sequences `without` have given up their
         blocks. Blocks of its cached prefix are reused."""
@@ -123,6 +130,17 @@ class BlockManager:
         sequence.has_cross_states = True
         if sequence.num_nameable_tokens // self.block_size > num_full:
             self.commit(sequence)
+
+    def note_accepted(self, sequence: Sequence, end: int) -> None:
+        """Notes that the next guess, which ends at `end`, is right."""
+        if self._states is not None:
+            self._states.accept(sequence)
+        self.note_computed(sequence, end)
+
+    def end_draft(self, sequence: Sequence) -> None:
+        """Notes that the guesses left are wrong."""
+        if self._states is not None:
+            self._states.end_draft(sequence)
 
     def note_known(self, sequence: Sequence) -> None:
         """Notes that the host knows another token, and makes a block that is now full findable."""

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any
 
 import torch
@@ -105,14 +105,14 @@ class RecurrentStates:
         run = partial(_run, forward, cache_name)
         chunks = step.states or [StateChunk()] * len(step.query_lengths)
         decoding = [row for row in range(step.num_decodes) if chunks[row].source is not None]
-        decoding.sort(key=lambda row: chunks[row].target or 0)
+        decoding.sort(key=lambda row: (chunks[row].depth, chunks[row].target or 0))
         others = [index for index in range(len(chunks)) if index not in decoding]
         before = [_copies(pool, [chunks[index].source]) for index in others]
         starts = [0, *accumulate(step.query_lengths)]
         output = torch.empty_like(hidden_states)
-        if decoding:
-            own = [chunks[row] for row in decoding]
-            output[0, decoding] = _decode(run, pool, own, hidden_states[0, decoding, None])
+        for _, alike in groupby(decoding, key=lambda row: chunks[row].depth):  # a guess follows its predecessor
+            rows_ = list(alike)
+            output[0, rows_] = _decode(run, pool, [chunks[row] for row in rows_], hidden_states[0, rows_, None])
         for index, states in zip(others, before, strict=True):
             rows = slice(starts[index], starts[index + 1])
             output[:, rows] = _extend(run, pool, chunks[index], states, hidden_states[:, rows])

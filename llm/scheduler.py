@@ -140,7 +140,8 @@ class Scheduler:
         if self._max_draft_rows > len(chunks):
             self._add_drafts(list(chunks.values()))
         for chunk in chunks.values():
-            chunk.snapshot = self._block_manager.plan_snapshot(chunk.sequence, chunk.start, chunk.end)
+            end = chunk.end + len(chunk.draft)
+            chunk.snapshot = self._block_manager.plan_snapshot(chunk.sequence, chunk.start, end)
         return list(chunks.values())
 
     def _prompts(self) -> list[Sequence]:
@@ -238,7 +239,7 @@ class Scheduler:
                 self._take(sequence, num_tokens, chunks)
 
     def _add_drafts(self, chunks: list[ScheduledChunk]) -> None:
-        """Gives decode chunks their guesses, within the rows and free blocks. Guesses preempt nothing."""
+        """Gives decode chunks their guesses, within the rows, free blocks and free state slots. Guesses preempt nothing."""
         room = min(self._max_draft_rows - len(chunks), self._budget)
         for index, chunk in enumerate(chunks):
             sequence = chunk.sequence
@@ -246,7 +247,7 @@ class Scheduler:
                 continue
             share = -(-room // (len(chunks) - index))
             draft = sequence.lookup.guess(min(share, sequence.max_num_tokens - chunk.end - 1))
-            if draft and self._block_manager.allocate(sequence, chunk.end + len(draft)):
+            if draft and self._block_manager.allocate_draft(sequence, chunk.end, len(draft)):
                 chunk.draft = draft
                 room -= len(draft)
 

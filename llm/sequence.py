@@ -76,7 +76,7 @@ class Sequence:
     `num_overtaking_tokens`: the tokens of later sequences that started while this one was the first to wait for room.
     `lookup`: guesses its next tokens. None: no guesses.
     `state_slot`: the slot of its recurrent state while it runs. `state_source`: the slot that its next chunk continues
-    from; None: none, the chunk is the first.
+    from; None: none, the chunk is the first. `draft_slots`: the slots of the states after each guess of the step.
     `cross_source`: what its tokens cross-attend to; None: nothing. `cross_table`: the blocks of these states while it
     runs. `has_cross_states`: whether they hold the states.
     `lora`: its adapter. `lora_slot`: the adapter's slot in memory; None while a waiting sequence may not use one."""
@@ -110,6 +110,7 @@ class Sequence:
     num_cached_tokens: int = 0
     state_slot: int | None = None
     state_source: int | None = None
+    draft_slots: list[int] = field(default_factory=list)
     cross_source: CrossSource | None = None
     cross_table: list[int] = field(default_factory=list)
     has_cross_states: bool = False

@@ -11,7 +11,8 @@ _SNAPSHOT_TOKENS = 64
 
 
 class StateSlots:
-    """A running sequence has a slot of its own. A snapshot is a copy of a state at the end of a full block, found by
+    """A running sequence has a slot of its own. Its guesses have free slots, one each, for the time of a step: the slot
+    after the last right guess then becomes the sequence's. A snapshot is a copy of a state at the end of a full block, found by
     the block's hash. Prompts leave one at their last full block, answers a later one. The least recently used snapshots
     go first."""
 
@@ -41,7 +42,26 @@ class StateSlots:
             return
         heappush(self._free, sequence.state_slot)
         sequence.state_slot = sequence.state_source = None
+        self.end_draft(sequence)
         self._drop_plan(sequence)
+
+    def take_draft(self, sequence: Sequence, num_guesses: int) -> bool:
+        """Gives each guess a slot, or returns False if too few are free."""
+        if num_guesses > len(self._free):
+            return False
+        sequence.draft_slots = [heappop(self._free) for _ in range(num_guesses)]
+        return True
+
+    def accept(self, sequence: Sequence) -> None:
+        """Makes the state after the next guess the sequence's."""
+        assert sequence.state_slot is not None, "a sequence with guesses runs"
+        heappush(self._free, sequence.state_slot)
+        sequence.state_slot = sequence.draft_slots.pop(0)
+
+    def end_draft(self, sequence: Sequence) -> None:
+        for slot in sequence.draft_slots:
+            heappush(self._free, slot)
+        sequence.draft_slots.clear()
 
     def plan(self, sequence: Sequence, start: int, end: int) -> tuple[int, int] | None:
         """Returns the end in tokens of a snapshot that the chunk [start, end) leaves, and its slot, or None."""
@@ -71,6 +91,7 @@ class StateSlots:
     def check_integrity(self, sequences: Seq[Sequence]) -> None:
         """Raises RuntimeError unless each slot belongs to one of `sequences` or to a snapshot, or is free."""
         held = [one.state_slot for one in sequences if one.state_slot is not None]
+        held += [slot for one in sequences for slot in one.draft_slots]
         num_copies = len(self._snapshots) + len(self._planned) + len(self._blank)
         if sorted([*held, *self._free]) != list(range(self._num_running)) or num_copies != self._num_snapshots:
             raise RuntimeError(f"state slots lost or doubled: {len(held)} held, {len(self._free)} free")

@@ -165,11 +165,12 @@ class StepLauncher:
             depth += 1
             self.num_accepted_tokens += len(right)
             for chunk, _ in right:
-                self._block_manager.note_computed(chunk.sequence, chunk.end + depth)
+                self._block_manager.note_accepted(chunk.sequence, chunk.end + depth)
             sampling = [(chunk.sequence, self._answers.of(chunk.sequence)) for chunk, _ in right]
             rows = logits[[row + depth for _, row in right]] if right else None
             outputs += self._take(sampling, self._choose(sampling, rows))
         for chunk, _ in drafted:
+            self._block_manager.end_draft(chunk.sequence)
             self.num_draft_tokens += len(chunk.draft)
             if chunk.sequence.lookup is not None and chunk.sequence.finish_reason is None:
                 chunk.sequence.lookup.learn(len(chunk.draft), chunk.sequence.num_computed_tokens - chunk.end)

@@ -50,12 +50,14 @@ class FedTokens:
 @dataclass(frozen=True, slots=True)
 class StateChunk:
     """The slots of a chunk's recurrent state. It continues from `source`, None: it is a sequence's first chunk, and
-    ends in `target`. `save_to`: the slot of a snapshot after `save_at` of its tokens. None: no slot is written."""
+    ends in `target`. `save_to`: the slot of a snapshot after `save_at` of its tokens. None: no slot is written.
+    `depth`: the number of chunks of this step that it continues from, for a guess."""
 
     source: int | None = None
     target: int | None = None
     save_at: int = 0
     save_to: int | None = None
+    depth: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,7 @@ class StepBuilder:
         self._step = step = StepInput(_NONE, _NONE, _NONE, _NONE)
         for chunk in chunks:
             if chunk.sequence.state_slot is not None:
-                step.states.append(_state_chunk(chunk))
+                step.states += _state_chunks(chunk)
             if chunk.sequence.cross_source is not None:
                 step.cross.append(_cross_chunk(chunk, chunk.sequence.cross_source))
             if chunk.decodes:
@@ -291,9 +293,16 @@ class StepBuilder:
         self._step.embed_rows = torch.from_numpy(rows)
 
 
-def _state_chunk(chunk: ScheduledChunk) -> StateChunk:
-    sequence, (end, slot) = chunk.sequence, chunk.snapshot or (chunk.start, None)
-    return StateChunk(sequence.state_source, sequence.state_slot, end - chunk.start, slot)
+def _state_chunks(chunk: ScheduledChunk) -> list[StateChunk]:
+    """Returns the slots of the chunk and of each guess after it, which continues from the state before."""
+    sequence, (at, slot) = chunk.sequence, chunk.snapshot or (chunk.start, None)
+    starts = [chunk.start, *range(chunk.end, chunk.end + len(chunk.draft))]
+    targets = [sequence.state_slot, *sequence.draft_slots]
+    sources = [sequence.state_source, *targets[:-1]]
+    return [
+        StateChunk(sources[depth], targets[depth], at - start, slot if start < at <= chunk.end + depth else None, depth)
+        for depth, start in enumerate(starts)
+    ]
 
 
 def _cross_chunk(chunk: ScheduledChunk, source: CrossSource) -> CrossChunk:

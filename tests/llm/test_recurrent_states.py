@@ -1,4 +1,4 @@
-"""Layers with a recurrent state: greedy tokens equal those of `generate` in any schedule."""
+"""Layers with a recurrent state: greedy tokens equal those of `generate` in any schedule, with any guesses."""
 
 import random
 from pathlib import Path
@@ -8,6 +8,7 @@ import torch
 
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
+from raylens.llm.prompt_lookup import PromptLookup
 from raylens.llm.sampling.params import SamplingParams
 from tests.model_coverage.language_requests import SPECIAL, Request, request, save_tokenizer, small_model
 
@@ -32,6 +33,19 @@ def conversations(model_type: str, folder: Path) -> list[Request]:
             asked.append(request(model, seed, 0, after=told, num_tokens=NUM_TOKENS))
     assert len({tuple(one.expected) for one in asked}) == len(asked)
     return asked
+
+
+class Prophet(PromptLookup):
+    """Guesses the answers of `wholes` (each a prompt and its answer), with some wrong tokens."""
+
+    wholes: list[list[int]]
+    random = random.Random(0)
+
+    def guess(self, max_tokens: int) -> list[int]:
+        start = len(self._token_ids)
+        whole = next((one for one in self.wholes if one[:start] == self._token_ids), [])
+        coming = whole[start : start + min(max_tokens, self.random.randint(0, 7))]
+        return [token if self.random.random() < 0.8 else 200 + token % 7 for token in coming]
 
 
 class Schedule:
@@ -84,10 +98,12 @@ class Schedule:
 )
 @pytest.mark.parametrize("is_ahead", [False, True], ids=["", "ahead"])
 def test_any_schedule_gives_the_tokens_of_generate(
-    model_type: str, num_schedules: int, is_ahead: bool, tmp_path: Path
+    model_type: str, num_schedules: int, is_ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some sequences are preempted, some begin at a snapshot of another one's state."""
+    """Some sequences are preempted, some begin at a snapshot of another one's state, some guesses are wrong."""
     requests = conversations(model_type, tmp_path)
+    monkeypatch.setattr("raylens.llm.engine.PromptLookup", Prophet)
+    Prophet.wholes = [[*one.prompt.prompt_token_ids, *one.expected] for one in requests]
     config = EngineConfig(
         str(tmp_path),
         block_size=4,
@@ -95,11 +111,13 @@ def test_any_schedule_gives_the_tokens_of_generate(
         max_num_seqs=5,
         max_num_batched_tokens=24,
         async_scheduling=is_ahead,
+        prompt_lookup=True,
     )
     engine = LLMEngine(config)
     for seed in range(num_schedules):
         Schedule(engine, requests, seed).run()
         engine.check_integrity()
+    assert 0 < engine.stats.num_accepted_tokens < engine.stats.num_draft_tokens
     assert engine.stats.num_preemptions > 0
     assert engine.stats.num_prefix_hits > 0
 
