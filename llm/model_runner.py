@@ -14,7 +14,6 @@ from raylens.llm.attention import AttentionCall, PagedAttention, block_bytes
 from raylens.llm.cache_size import bytes_left_for_cache, check_cache_dtype, shortage_explained, worst_step
 from raylens.llm.config import EngineConfig
 from raylens.llm.cpu.attention import CpuAttention
-from raylens.llm.cpu.delta_rule import use_delta_kernel
 from raylens.llm.cpu.fused_check import agree
 from raylens.llm.cpu.fused_decoder import FusedDecoder, NotPlainError
 from raylens.llm.cpu.kernel_attention import KernelAttention, padded_shape
@@ -160,11 +159,8 @@ class ModelRunner:
             return None
         if self.lora_layers is not None:
             raise ValueError("max_loras: a model of layers with a recurrent state serves no adapters")
-        if self._kernels is not None:
-            for mixer in mixers:
-                use_delta_kernel(mixer, self._kernels)
         number_attention_layers(self._decoder)
-        return RecurrentStates(mixers)
+        return RecurrentStates(mixers, self._kernels)
 
     def _find_cross_states(self) -> CrossStates | None:
         """Returns the cross states of the model's family. Raises ValueError for settings that they do not support."""

@@ -8,13 +8,16 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import accumulate, groupby
+from itertools import accumulate, product
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
+from raylens.cpu_kernels.library import KernelLibrary
+from raylens.llm.slot_states import SlotStates, waves_of
+from raylens.llm.state_functions import takes_slots
 from raylens.llm.step_input import StateChunk, StepInput
 
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
@@ -25,8 +28,8 @@ attention is full attention here, because the context is no longer than a chunk.
 
 States = dict[str, torch.Tensor]
 """A layer's states by name, each (number of sequences, ...)."""
-Slots = list[int | None]
-Run = Callable[..., torch.Tensor]
+Run = Callable[[torch.Tensor, "_Cache"], torch.Tensor]
+Decode = Callable[[Run, dict[str, SlotStates], torch.Tensor], torch.Tensor]
 
 
 def has_state_layers(text_config: PreTrainedConfig) -> bool:
@@ -63,14 +66,16 @@ def number_attention_layers(decoder: nn.Module) -> None:
 class RecurrentStates:
     """The states of all `mixers`, in `allocate`d slots. Each mixer's forward runs chunk by chunk from then on."""
 
-    def __init__(self, mixers: Sequence[nn.Module]) -> None:
+    def __init__(self, mixers: Sequence[nn.Module], library: KernelLibrary | None) -> None:
+        """`library`: computes single tokens where it can. None: without Raylens' kernels."""
         self._pools: list[States] = [{} for _ in mixers]
         self._shapes: list[States] = [{} for _ in mixers]
-        self._step: StepInput | None = None
+        self._step: _StateStep | None = None
         for layer, mixer in enumerate(mixers):
+            decode = _decode if takes_slots(mixer, library) else _decode_by_wave
             names = inspect.signature(mixer.forward).parameters
             name = next(one for one in ("cache_params", "past_key_values") if one in names)
-            mixer.forward = partial(self._forward, layer, mixer.forward, name)
+            mixer.forward = partial(self._forward, layer, partial(_run, mixer.forward, name), decode)
 
     @property
     def slot_bytes(self) -> int:
@@ -87,55 +92,70 @@ class RecurrentStates:
     @contextmanager
     def of(self, step: StepInput) -> Iterator[None]:
         """Lets forwards within this context compute the chunks of `step`."""
-        self._step = step
+        self._step = _StateStep(step)
         try:
             yield
         finally:
             self._step = None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _forward(
-        self, layer: int, forward: Callable[..., torch.Tensor], cache_name: str, hidden_states: torch.Tensor, **_: Any
-    ) -> torch.Tensor:
+    def _forward(self, layer: int, run: Run, decode: Decode, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
         """Takes and returns (1, num_tokens, hidden_size)."""
         step, pool = self._step, self._pools[layer]
         if step is None:  # the first forward, which shows the shapes
-            cache = _Cache(self._shapes[layer])
-            return forward(hidden_states, **{cache_name: cache})
-        run = partial(_run, forward, cache_name)
-        chunks = step.states or [StateChunk()] * len(step.query_lengths)
-        decoding = [row for row in range(step.num_decodes) if chunks[row].source is not None]
-        decoding.sort(key=lambda row: (chunks[row].depth, chunks[row].target or 0))
-        others = [index for index in range(len(chunks)) if index not in decoding]
-        before = [_copies(pool, [chunks[index].source]) for index in others]
-        starts = [0, *accumulate(step.query_lengths)]
+            return run(hidden_states, _Cache(self._shapes[layer]))
+        before = [_copies(pool, step.chunks[index].source) for index in step.others]
         output = torch.empty_like(hidden_states)
-        for _, alike in groupby(decoding, key=lambda row: chunks[row].depth):  # a guess follows its predecessor
-            rows_ = list(alike)
-            output[0, rows_] = _decode(run, pool, [chunks[row] for row in rows_], hidden_states[0, rows_, None])
-        for index, states in zip(others, before, strict=True):
-            rows = slice(starts[index], starts[index + 1])
-            output[:, rows] = _extend(run, pool, chunks[index], states, hidden_states[:, rows])
+        if decoding := step.decoding:
+            slots = {name: SlotStates(states, step.waves) for name, states in pool.items()}
+            output[0, decoding] = decode(run, slots, hidden_states[0, decoding, None])[:, 0]
+            for states, chunk in product(pool.values(), step.saving):
+                states[chunk.save_to] = states[chunk.target]
+        for index, states_before in zip(step.others, before, strict=True):
+            rows = slice(step.starts[index], step.starts[index + 1])
+            output[:, rows] = _extend(run, pool, step.chunks[index], states_before, hidden_states[:, rows])
         return output
 
 
-def _run(forward: Run, cache_name: str, hidden_states: torch.Tensor, cache: "_Cache") -> torch.Tensor:
+class _StateStep:
+    """The order of a step's chunks: `decoding` ones of a single token, in `waves`, and all `others`, by their indices.
+    `saving`: decoding chunks that leave a snapshot. `starts`: of all chunks, in rows."""
+
+    def __init__(self, step: StepInput) -> None:
+        self.chunks = chunks = step.states or [StateChunk()] * len(step.query_lengths)
+        self.starts = [0, *accumulate(step.query_lengths)]
+        single = [
+            (chunk.depth, chunk.target, row)
+            for row, chunk in enumerate(chunks[: step.num_decodes])
+            if chunk.source is not None
+        ]
+        self.decoding = [row for *_, row in sorted(single)]
+        self.others = sorted(set(range(len(chunks))).difference(self.decoding))
+        own = [chunks[row] for row in self.decoding]
+        self.saving = [chunk for chunk in own if chunk.save_to is not None]
+        self.waves = waves_of(own)
+
+
+def _run(
+    forward: Callable[..., torch.Tensor], cache_name: str, hidden_states: torch.Tensor, cache: "_Cache"
+) -> torch.Tensor:
     return forward(hidden_states, **{cache_name: cache})
 
 
-def _decode(run: Run, pool: States, chunks: Sequence[StateChunk], hidden_states: torch.Tensor) -> torch.Tensor:
-    """Computes one token of each sequence, (num_sequences, 1, hidden_size). Returns (num_sequences, hidden_size)."""
-    sources, targets = [chunk.source for chunk in chunks], [chunk.target for chunk in chunks]
-    place = _place(targets)
-    cache = _Cache(_at(pool, place) if sources == targets else _copies(pool, sources))
-    output = run(hidden_states, cache)[:, 0]
-    for name, state in cache.states.items():
-        is_changed_in_place = isinstance(place, slice) and state.data_ptr() == pool[name][place].data_ptr()
-        if not is_changed_in_place:
-            pool[name][place] = state
-    for row, chunk in enumerate(chunks):
-        _write(pool, chunk.save_to, cache.states, row)
-    return output
+def _decode(run: Run, slots: dict[str, SlotStates], hidden_states: torch.Tensor) -> torch.Tensor:
+    """Computes a token of each row, (num_rows, 1, hidden_size), by a layer that takes slots."""
+    return run(hidden_states, _Cache(slots))
+
+
+def _decode_by_wave(run: Run, slots: dict[str, SlotStates], hidden_states: torch.Tensor) -> torch.Tensor:
+    """Computes a token of each row by any layer, which reads its weights for each wave."""
+    outputs = []
+    for wave in next(iter(slots.values())).waves:
+        cache = _Cache({name: states.read(wave) for name, states in slots.items()})
+        outputs.append(run(hidden_states[wave.rows], cache))
+        for name, states in slots.items():
+            states.write(wave, cache.states[name])
+    return torch.cat(outputs)
 
 
 def _extend(run: Run, pool: States, chunk: StateChunk, states: States, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -143,39 +163,27 @@ def _extend(run: Run, pool: States, chunk: StateChunk, states: States, hidden_st
     cache = _Cache(states)
     end = hidden_states.shape[1] if chunk.save_to is None else chunk.save_at
     outputs = [run(hidden_states[:, :end], cache)]
-    _write(pool, chunk.save_to, cache.states, 0)
+    _write(pool, chunk.save_to, cache.states)
     if end < hidden_states.shape[1]:
         outputs.append(run(hidden_states[:, end:], cache))
-    _write(pool, chunk.target, cache.states, 0)
+    _write(pool, chunk.target, cache.states)
     return torch.cat(outputs, dim=1)
 
 
-def _copies(pool: States, slots: Slots) -> States:
-    """Returns copies of the states in these slots; none for the first chunk of a sequence."""
-    return {} if None in slots else {name: states[torch.tensor(slots)] for name, states in pool.items()}
+def _copies(pool: States, slot: int | None) -> States:
+    """Returns copies of the states in a slot, each (1, ...); none for the first chunk of a sequence."""
+    return {} if slot is None else {name: states[slot : slot + 1].clone() for name, states in pool.items()}
 
 
-def _at(pool: States, place: slice | torch.Tensor) -> States:
-    """Returns the states in these slots, which a layer may change. For a slice they are the slots themselves."""
-    return {name: states[place] for name, states in pool.items()}
-
-
-def _place(slots: Slots) -> slice | torch.Tensor:
-    """Returns a slice of slots that are side by side, else their indices."""
-    first = slots[0] or 0
-    is_row = slots == list(range(first, first + len(slots)))
-    return slice(first, first + len(slots)) if is_row else torch.tensor(slots)
-
-
-def _write(pool: States, slot: int | None, states: States, row: int) -> None:
+def _write(pool: States, slot: int | None, states: States) -> None:
     for name, state in states.items() if slot is not None else ():
-        pool[name][slot] = state[row]
+        pool[name][slot] = state[0]
 
 
 class _Cache:
     """What a layer takes for transformers' cache: the states of one call, see `LinearAttentionLayer` there."""
 
-    def __init__(self, states: States) -> None:
+    def __init__(self, states: dict[str, Any]) -> None:
         self.states = states
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:

@@ -239,7 +239,7 @@ class Scheduler:
                 self._take(sequence, num_tokens, chunks)
 
     def _add_drafts(self, chunks: list[ScheduledChunk]) -> None:
-        """Gives decode chunks their guesses, within the rows, free blocks and free state slots. Guesses preempt nothing."""
+        """Gives decode chunks their guesses, within the rows, free blocks and free slots. Guesses preempt nothing."""
         room = min(self._max_draft_rows - len(chunks), self._budget)
         for index, chunk in enumerate(chunks):
             sequence = chunk.sequence

@@ -11,10 +11,11 @@ _SNAPSHOT_TOKENS = 64
 
 
 class StateSlots:
-    """A running sequence has a slot of its own. Its guesses have free slots, one each, for the time of a step: the slot
-    after the last right guess then becomes the sequence's. A snapshot is a copy of a state at the end of a full block, found by
-    the block's hash. Prompts leave one at their last full block, answers a later one. The least recently used snapshots
-    go first."""
+    """A running sequence has a slot of its own. During a step each of its guesses has another slot. That of the last
+    right guess then becomes the sequence's.
+
+    A snapshot is a copy of a state at the end of a full block, found by the block's hash. Prompts leave one at their
+    last full block, answers a later one. The least recently used snapshots go first."""
 
     def __init__(self, num_running: int, num_snapshots: int, block_size: int) -> None:
         self._block_size = block_size
