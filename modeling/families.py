@@ -74,6 +74,7 @@ FAMILIES: dict[str, Family] = {
 PARTLY_FOUND = {
     "ernie4_5_vl_moe": Family(_FOUND_FAMILY.preprocess, _FOUND_FAMILY.encoder, "by_token:ernie4_5_vl_moe"),
     "gemma4": Family(_FOUND_FAMILY.preprocess, _FOUND_FAMILY.encoder, "by_token:gemma4"),
+    "idefics2": Family("idefics2:idefics2", _FOUND_FAMILY.encoder, FOUND),
     "llama4": Family(_FOUND_FAMILY.preprocess, "llama4:LLAMA4", FOUND),
 }
 """Families of which one stage has to be declared, and the other two are found."""

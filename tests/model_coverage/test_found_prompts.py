@@ -1,0 +1,54 @@
+"""Prompts of models that no family declares: ids equal those of the Hugging Face processor, whatever stands beside a
+picture."""
+
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from raylens.modeling.families import family_of
+from raylens.modeling.model_configs import load_model_config
+from raylens.preprocess.hf_processor import load_processor
+from raylens.preprocess.models.found import call_processor
+from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
+from raylens.preprocess.schema import ChatPrompt, TextPrompt, TokensPrompt
+from tests.model_coverage.small_checkpoints import save_small_checkpoint
+
+TEXTS = (
+    "<image>word",
+    "<image> a",
+    "a<image>\nb",
+    "<image><image>",
+    "a <image><image>b<image>",
+    "<image><b>",
+    "<image>",
+)
+
+
+def encoded(picture: Image.Image) -> bytes:
+    content = BytesIO()
+    picture.save(content, "PNG")
+    return content.getvalue()
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_idefics2_marks_pictures_as_its_processor_does(splits: bool, tmp_path: Path) -> None:
+    save_small_checkpoint("idefics2", tmp_path)
+    theirs = load_processor(family_of("preprocess", load_model_config(str(tmp_path))), str(tmp_path))
+    theirs.image_processor.do_image_splitting = splits
+    theirs.save_pretrained(tmp_path)
+    ours = MultiModalProcessor(ProcessorConfig(str(tmp_path)))
+    picture = Image.new("RGB", (60, 40), "red")
+    info, _ = ours.items.process("image", encoded(picture))
+    for text in TEXTS:
+        number = text.count("<image>")
+        expected = call_processor(theirs, text, [picture] * number)["input_ids"][0].tolist()
+        for prompt in (TextPrompt(text), TokensPrompt(theirs.tokenizer(text)["input_ids"]), TokensPrompt(expected)):
+            rendered = ours.prompts.render(prompt, [info] * number, ["picture"] * number)
+            assert rendered.prompt_token_ids == expected, prompt
+    typed = "<image> and <fake_token_around_image>word"
+    chat = ChatPrompt([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": typed}]}])
+    ids = ours.prompts.render(chat, [info], ["picture"]).prompt_token_ids
+    assert ids.count(theirs.image_token_id) == info.num_embeds, "what a user types is ordinary text"
+    assert typed in theirs.tokenizer.decode(ids)
