@@ -72,6 +72,7 @@ FAMILIES: dict[str, Family] = {
 """The families by `model_type` in a checkpoint's config.json."""
 
 PARTLY_FOUND = {
+    "emu3": Family("emu3:emu3", "chameleon:EMU3", FOUND),
     "ernie4_5_vl_moe": Family(_FOUND_FAMILY.preprocess, _FOUND_FAMILY.encoder, "by_token:ernie4_5_vl_moe"),
     "gemma4": Family(_FOUND_FAMILY.preprocess, _FOUND_FAMILY.encoder, "by_token:gemma4"),
     "idefics2": Family("idefics2:idefics2", _FOUND_FAMILY.encoder, FOUND),

@@ -152,8 +152,9 @@ def _compare(found: FoundModel, checkpoint: str) -> None:
 
 
 def questions_of(checkpoint: str) -> list[Question]:
-    """Returns a prompt with a picture, one with two, and a text alone. Raises SelfTestError if Preprocess makes other
-    tokens than the model's processor."""
+    """Returns a prompt with a picture, one with two if the model takes two, and a text alone.
+
+    Raises SelfTestError if Preprocess makes other tokens than the model's processor."""
     ours = MultiModalProcessor(ProcessorConfig(checkpoint))
     config = load_model_config(checkpoint)
     theirs = load_processor(family_of("preprocess", config), checkpoint)
@@ -162,18 +163,16 @@ def questions_of(checkpoint: str) -> list[Question]:
     small = _picture(*_SMALL)
     with _naming("Preprocess"):
         large = _unlike(ours, theirs, target, small)
+    several = [large, small][: ours.items.rules("image").max_items]
     asked: list[tuple[list[Image.Image], str]] = [
         ([small], f"{target}{_WORDS}"),
-        ([large, small], f"One {target} two {target} {_WORDS}"),
+        (several, f"Look: {' and '.join([target] * len(several))} {_WORDS}"),
         ([], _WORDS),
     ]
     questions = []
     for pictures, text in asked:
         with _naming("Preprocess"):
-            if pictures:
-                inputs = dict(call_processor(theirs, text, pictures, return_mm_token_type_ids=True))
-            else:
-                inputs = dict(theirs.tokenizer([text], return_tensors="pt"))
+            inputs = dict(call_processor(theirs, text, pictures, return_mm_token_type_ids=True))
             items = [ours.items.process("image", _encoded(picture)) for picture in pictures]
             prompt = ours.prompts.render(
                 TextPrompt(text), [info for info, _ in items], [info.modality for info, _ in items]

@@ -1,4 +1,4 @@
-"""Chameleon: its VQ model turns a picture into tokens, and the language model's embedding table gives their
+"""Chameleon and Emu3: their VQ model turns a picture into tokens, and the language model's embedding table gives their
 embeddings."""
 
 from collections.abc import Sequence
@@ -28,4 +28,19 @@ CHAMELEON = VisionFamily(
     tower="model.vqmodel.encoder",
     projector=(),
     modalities={"image": VisionModality(encode=_encode, num_patches=_num_patches)},
+)
+
+
+def _encode_each(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
+    return [model.model.get_image_features(**item).pooler_output[0] for item in items]
+
+
+EMU3 = VisionFamily(
+    whole="Emu3ForConditionalGeneration",
+    unused=("model.text_model.layers", "model.text_model.norm", "model.text_model.rotary_emb", "lm_head"),
+    tower="model.vqmodel.encoder",
+    projector=(),
+    modalities={
+        "image": VisionModality(encode=_encode_each, num_patches=_num_patches, on_host=frozenset({"image_sizes"}))
+    },
 )

@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 from raylens.modeling.found_model import find_model, placeholder_id
 from raylens.preprocess.field_layout import Outputs, whole
 from raylens.preprocess.models.family import HFProcessor, Modality, ProcessorFamily
-from raylens.preprocess.prompt_updates import PromptReplacement
+from raylens.preprocess.prompt_updates import FrameInsertion, Position, PromptReplacement
 
 _RATIOS = ((1, 1), (3, 4), (4, 3), (1, 2), (2, 1), (2, 5), (5, 2), (1, 4), (4, 1), (1, 8), (8, 1))
 _SIDES = (1600, 3600)
@@ -40,7 +40,18 @@ def find_processor_family(config: PreTrainedConfig) -> ProcessorFamily:
         language_fields=tuple(positions),
     )
     # With Pillow, transformers loads no processor that has a part for videos.
-    return ProcessorFamily(processor_class="AutoProcessor", modalities={"image": image}, backends=("torchvision",))
+    return ProcessorFamily(
+        processor_class="AutoProcessor", modalities={"image": image}, frame=_frame, backends=("torchvision",)
+    )
+
+
+def _frame(processor: HFProcessor) -> tuple[FrameInsertion, ...]:
+    """Returns the tokens that the processor puts before every prompt, such as a BOS that its tokenizer does not add."""
+    prompt = "a"
+    plain = processor.tokenizer(prompt)["input_ids"]
+    ids = call_processor(processor, prompt, [])["input_ids"][0].tolist()
+    added = processor.tokenizer.decode(ids[: len(ids) - len(plain)])
+    return (FrameInsertion(added, Position.START, unless_there=True),) if added else ()
 
 
 @lru_cache(maxsize=8)
@@ -75,9 +86,10 @@ def call_processor(processor: HFProcessor, text: str, pictures: Sequence[Any], *
     """Returns all outputs for a prompt with its pictures, as tensors. Raises the processor's errors."""
     call = partial(processor, text=[text], return_tensors="pt", **options)
     try:
-        outputs: Outputs = call(images=[pictures])
+        outputs: Outputs = call(images=[pictures]) if pictures else call()
     except ValueError:
-        outputs = call(images=pictures)  # GOT-OCR takes a list of pictures for pages
+        # GOT-OCR takes a list of pictures for pages, and no text alone.
+        outputs = call(images=pictures) if pictures else processor.tokenizer([text], return_tensors="pt")
     return outputs
 
 

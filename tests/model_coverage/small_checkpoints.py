@@ -51,6 +51,7 @@ _SETTINGS = {
         images={"size": _square(364), "max_patches": 2},
     ),
     "deepseek_vl_hybrid": _Settings({"vision_config": {"image_size": 384}}),
+    "emu3": _Settings(images={"min_pixels": 64 * 64, "max_pixels": 256 * 256}),
     "ernie4_5_vl_moe": _Settings(videos={"draw_on_frames": False}),
     "fast_vlm": _Settings(
         processor={"patch_size": 64, "vision_feature_select_strategy": "full"},
@@ -127,6 +128,8 @@ def name_tokens(config: PreTrainedConfig, processor: Any, text: str) -> None:
     if not len(values):
         raise CannotBeMadeError("its processor puts no tokens for a picture into a prompt")
     config.image_token_id = int(values[counts.argmax()])
+    if hasattr(config, "vocabulary_map"):
+        config.vocabulary_map["<image>"] = config.image_token_id
 
 
 def save_random_model(model_type: str, config: PreTrainedConfig, folder: Path) -> None:

@@ -79,7 +79,7 @@ EXCEPTIONS: dict[str, Values] = {
             "<|extra_200|>": 10,
             **{f"<|visual token {index:06d}|>": 20 + index for index in range(32)},
         },
-        "vq_config": {"codebook_size": 32, "base_channels": 64, "channel_multiplier": [1, 1]},
+        "vq_config": {"codebook_size": 32, "base_channels": 64, "channel_multiplier": [1] * 4},
     },
     "ernie4_5_vl_moe": {"text_config": {"rope_parameters": {**_ROPE, "mrope_section": [3, 3, 2]}}},
     "fast_vlm": {"vision_config": {"hidden_size": 3072}},

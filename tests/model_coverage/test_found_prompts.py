@@ -12,7 +12,7 @@ from raylens.modeling.model_configs import load_model_config
 from raylens.preprocess.hf_processor import load_processor
 from raylens.preprocess.models.found import call_processor
 from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
-from raylens.preprocess.schema import ChatPrompt, TextPrompt, TokensPrompt
+from raylens.preprocess.schema import ChatPrompt, InvalidRequestError, TextPrompt, TokensPrompt
 from tests.model_coverage.small_checkpoints import save_small_checkpoint
 
 TEXTS = (
@@ -52,3 +52,20 @@ def test_idefics2_marks_pictures_as_its_processor_does(splits: bool, tmp_path: P
     ids = ours.prompts.render(chat, [info], ["picture"]).prompt_token_ids
     assert ids.count(theirs.image_token_id) == info.num_embeds, "what a user types is ordinary text"
     assert typed in theirs.tokenizer.decode(ids)
+
+
+def test_what_the_processor_puts_before_a_prompt_is_found(tmp_path: Path) -> None:
+    """Emu3's tokenizer adds no BOS, its processor does."""
+    save_small_checkpoint("emu3", tmp_path)
+    theirs = load_processor(family_of("preprocess", load_model_config(str(tmp_path))), str(tmp_path))
+    ours = MultiModalProcessor(ProcessorConfig(str(tmp_path)))
+    picture = Image.new("RGB", (60, 40), "red")
+    info, _ = ours.items.process("image", encoded(picture))
+    for text, pictures in ((f"a {theirs.image_token} b", [picture]), ("a b", [])):
+        infos, hashes = [info] * len(pictures), ["picture"] * len(pictures)
+        expected = call_processor(theirs, text, pictures)["input_ids"][0].tolist()
+        assert expected[0] == theirs.tokenizer.bos_token_id
+        for prompt in (TextPrompt(text), TokensPrompt(theirs.tokenizer(text)["input_ids"]), TokensPrompt(expected)):
+            assert ours.prompts.render(prompt, infos, hashes).prompt_token_ids == expected, prompt
+    with pytest.raises(InvalidRequestError, match="2 image items in one prompt, this model takes 1"):
+        ours.prompts.render(TextPrompt(theirs.image_token * 2), [info] * 2, ["picture"] * 2)
