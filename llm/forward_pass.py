@@ -100,7 +100,7 @@ class ForwardPass:
         if levels is None:
             return {**inputs, "item_mask": item_mask}
         split = torch.split(levels, self._hidden_size, dim=-1)
-        return {**inputs, "visual_pos_masks": item_mask, "deepstack_visual_embeds": split}
+        return inputs | self._family.deepstack_inputs(item_mask, split)
 
     def _embed(self, step: StepInput) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns the embeddings of all tokens, (num_tokens, hidden_size), with those of items at their placeholders,

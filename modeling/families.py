@@ -75,6 +75,9 @@ PARTLY_FOUND = {
     "emu3": Family("emu3:emu3", "chameleon:EMU3", FOUND),
     "ernie4_5_vl_moe": Family(_FOUND_FAMILY.preprocess, _FOUND_FAMILY.encoder, "by_token:ernie4_5_vl_moe"),
     "gemma4": Family(_FOUND_FAMILY.preprocess, _FOUND_FAMILY.encoder, "by_token:gemma4"),
+    "granite4_vision": Family(
+        _FOUND_FAMILY.preprocess, "granite4_vision:granite4_vision", "granite4_vision:granite4_vision"
+    ),
     "idefics2": Family("idefics2:idefics2", _FOUND_FAMILY.encoder, FOUND),
     "llama4": Family(_FOUND_FAMILY.preprocess, "llama4:LLAMA4", FOUND),
 }

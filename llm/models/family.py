@@ -1,7 +1,8 @@
 """A model family's declaration for the engine, with the defaults that fit most families."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,6 +21,10 @@ def embed_tokens(model: PreTrainedModel, token_ids: torch.Tensor) -> torch.Tenso
 
 def no_inputs(model: PreTrainedModel, token_ids: torch.Tensor) -> dict[str, torch.Tensor]:
     return {}
+
+
+def deepstack_inputs(item_mask: torch.Tensor, levels: Sequence[torch.Tensor]) -> dict[str, Any]:
+    return {"visual_pos_masks": item_mask, "deepstack_visual_embeds": levels}
 
 
 def output_head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
@@ -70,7 +75,9 @@ class LanguageFamily(HalfModel):
     embedding. Steps without such tokens pass no mask.
     `adds_embeddings`: whether item embeddings are added to the embeddings of their placeholders, not substituted.
     `num_deepstack_levels`: returns the number of further embeddings of each item position. They follow the first
-    embedding on the last axis. The output of each of the decoder's first layers gets one of them added.
+    embedding on the last axis. By default, the output of each of the decoder's first layers gets one of them added.
+    `deepstack_inputs`: returns the decoder's inputs for these levels, each (num_embeds, hidden_size), and the item
+    mask, (1, num_tokens) bool, True for tokens with an item embedding.
     `num_rope_axes`: the number of rotary positions of a token. `has_spans`: whether `layout` has bidirectional spans.
     `windows_cut_spans`: whether a layer's sliding window also applies within a span.
     `cross`: the decoder's cross attention; None: it has none.
@@ -86,6 +93,7 @@ class LanguageFamily(HalfModel):
     takes_item_mask: bool = False
     adds_embeddings: bool = False
     num_deepstack_levels: Callable[[PreTrainedConfig], int] = lambda config: 0
+    deepstack_inputs: Callable[[torch.Tensor, Sequence[torch.Tensor]], dict[str, Any]] = deepstack_inputs
     num_rope_axes: int = 1
     has_spans: bool = False
     windows_cut_spans: bool = True

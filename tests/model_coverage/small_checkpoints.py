@@ -57,6 +57,22 @@ _SETTINGS = {
         processor={"patch_size": 64, "vision_feature_select_strategy": "full"},
         images={"size": {"shortest_edge": 1024}, "crop_size": _square(1024)},
     ),
+    "granite4_vision": _Settings(
+        {
+            "vision_config": {"image_size": 336, "patch_size": 14},
+            "text_config": {"num_hidden_layers": 6},
+            "downsample_rate": "4/8",
+            "deepstack_layer_map": [[1, 0], [2, 3]],
+            "spatial_target_layers": [1, 2, 4, 5],
+        },
+        processor={
+            "patch_size": 14,
+            "vision_feature_select_strategy": "default",
+            "num_additional_image_tokens": 1,
+            "downsample_rate": "4/8",
+        },
+        images={"size": {"shortest_edge": 336}, "crop_size": _square(336)},
+    ),
     "granite_docling": _Settings({"text_config": {"embedding_multiplier": 1.5, "logits_scaling": 2.0}}),
     "got_ocr2": _Settings(images={"size": _square(1024)}),
     "idefics2": _Settings(processor={"image_seq_len": 8}),

@@ -33,8 +33,8 @@ ACCEPTED = (
     *("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "video_llama_3", "video_llava"),
 )
 SLOW = (
-    *("deepseek_ocr2", "deepseek_vl_hybrid", "emu3", "fast_vlm", "gemma4", "got_ocr2", "granite_docling"),
-    *("llava_next_video", "muse_spark", "perception_lm", "qianfan_ocr", "step3p7"),
+    *("deepseek_ocr2", "deepseek_vl_hybrid", "emu3", "fast_vlm", "gemma4", "got_ocr2", "granite4_vision"),
+    *("granite_docling", "llava_next_video", "muse_spark", "perception_lm", "qianfan_ocr", "step3p7"),
 )
 """Towers and pictures of published sizes."""
 
