@@ -75,6 +75,7 @@ PARTLY_FOUND = {
     "emu3": Family("emu3:emu3", "chameleon:EMU3", FOUND),
     "ernie4_5_vl_moe": Family(_FOUND_FAMILY.preprocess, _FOUND_FAMILY.encoder, "by_token:ernie4_5_vl_moe"),
     "gemma4": Family(_FOUND_FAMILY.preprocess, _FOUND_FAMILY.encoder, "by_token:gemma4"),
+    "gemma4_unified": Family(_FOUND_FAMILY.preprocess, _FOUND_FAMILY.encoder, "spans:gemma4_unified"),
     "granite4_vision": Family(
         _FOUND_FAMILY.preprocess, "granite4_vision:granite4_vision", "granite4_vision:granite4_vision"
     ),

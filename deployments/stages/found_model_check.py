@@ -312,12 +312,14 @@ def _check_answers(
 ) -> None:
     """Raises SelfTestError if Generate, with all questions at once and in chunks, answers otherwise than the model."""
     longest = max(len(one.prompt.prompt_token_ids) for one in questions)
+    largest_item = max(placeholder.length for one in questions for placeholder in one.prompt.placeholders)
     with _naming("Generate"):
         engine = LLMEngine(
             EngineConfig(
                 checkpoint,
                 kv_cache_bytes=_KV_CACHE_BYTES,
                 max_num_batched_tokens=max(16, longest // 3),
+                largest_item_tokens=largest_item,
                 prompt_lookup=False,
                 max_num_seqs=len(questions),
             )

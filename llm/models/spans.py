@@ -1,10 +1,12 @@
 """Families with bidirectional attention within spans of the prompt."""
 
+from dataclasses import replace
 from itertools import chain, groupby
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from raylens.llm.models.family import LanguageFamily, capped_output_head
+from raylens.llm.models.found import find_language_family
 from raylens.llm.prompt_layout import PLAIN, BidirectionalSpan, PromptLayout
 from raylens.preprocess.schema import ProcessedPrompt
 
@@ -16,6 +18,13 @@ def _gemma3_layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLay
         runs = groupby(enumerate(placeholder.embed_positions()), key=lambda indexed: indexed[1] - indexed[0])
         spans += [BidirectionalSpan.of([position for _, position in run]) for _, run in runs]
     return PromptLayout(spans=tuple(sorted(spans, key=lambda span: span.start)))
+
+
+def gemma4_unified(config: PreTrainedConfig) -> LanguageFamily:
+    family = replace(find_language_family(config), logits=capped_output_head)
+    if config.get_text_config().use_bidirectional_attention != "vision":
+        return family
+    return replace(family, layout=_gemma3_layout, has_spans=True, windows_cut_spans=False)
 
 
 GEMMA3 = LanguageFamily(whole="Gemma3ForConditionalGeneration", layout=_gemma3_layout, has_spans=True)

@@ -69,7 +69,9 @@ def _ways(checkpoint: str, cases: Sequence[Case]) -> Iterator[tuple[str, bool]]:
     yield "late embeddings", _equal(roomy, cases, is_late=True)
     cached = _engine(checkpoint, prefix_caching=True)
     yield "cached prefix", all(_equal(cached, [case]) for case in (*cases, *cases))
-    yield "in chunks", _equal(_engine(checkpoint, max_num_batched_tokens=96, max_num_seqs=8), cases)
+    largest = max(placeholder.length for case in cases for placeholder in case.prompt.placeholders)
+    chunks = {"max_num_batched_tokens": 96, "largest_item_tokens": largest, "max_num_seqs": 8}
+    yield "in chunks", _equal(_engine(checkpoint, **chunks), cases)
     # Two prompts have room, their answers have not, but one of these has.
     two = cases[:2]
     split = [roomy._runner.split_prompt(case.prompt) for case in two]

@@ -51,7 +51,7 @@ _RULES: tuple[tuple[str, int], ...] = (
     (".*(intermediate|ffn_dim|ffn_hidden|d_ff|mlp_dim|inner_dim|fc_dim|ffn).*(size|dim)?", 96),
     (
         ".*(hidden_size|d_model|embed_dim|embedding_dim|n_embd|(projection|projector)_dim|adapter_(in|out)_dim|out_dim"
-        "|output_dim|hidden_dim|adapter_input_size|embed_size|hidden_channels|width|model_dim|conv_dim)",
+        "|output_dim|output_proj_dims|hidden_dim|adapter_input_size|embed_size|hidden_channels|width|model_dim|conv_dim)",
         HIDDEN_SIZE,
     ),
     ("max_position_embeddings|max_seq_len|model_max_length|n_positions|max_length", 512),

@@ -18,7 +18,17 @@ from tests.small_models import make_checkpoint
 
 ACCEPTED = (
     *("aya_vision", "cohere2_vision", "cohere_compass", "cosmos3_edge", "cosmos3_omni", "ernie4_5_vl_moe", "exaone4_5"),
-    *("glm46v", "glm4v", "glm4v_moe", "glm_ocr", "glmga", "hunyuan_vl", "hyperclovax_vision_v2", "idefics2"),
+    *(
+        "gemma4_unified",
+        "glm46v",
+        "glm4v",
+        "glm4v_moe",
+        "glm_ocr",
+        "glmga",
+        "hunyuan_vl",
+        "hyperclovax_vision_v2",
+        "idefics2",
+    ),
     *(
         "kimi_k25",
         "lfm2_vl",
