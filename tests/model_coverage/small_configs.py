@@ -93,11 +93,36 @@ EXCEPTIONS: dict[str, Values] = {
             "block_auto_adjust_ff_dim": False,
         }
     },
+    # Fewer layers would need scipy.
+    "inkling_mm_model": {"vision_config": {"n_layers": 6, "text_hidden_size": 64}},
+    "minimax_m3_vl": {
+        "text_config": {
+            "layer_types": ["full_attention", *["minimax_m3_sparse"] * 3],
+            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+            "index_n_heads": 2,
+            "index_block_size": 8,
+            "index_topk_blocks": 2,
+            "rotary_dim": 8,
+        }
+    },
     "muse_glimmer": _SHUFFLED,
     "muse_spark": _SHUFFLED,
     "perception_lm": {"vision_config": {"architecture": "vit_pe_core_large_patch14_336", "model_args": _TIMM}},
     "qwen2_5_omni_thinker": _THINKER,
     "qwen3_omni_moe_thinker": _THINKER,
+    "qwen4_exp": {
+        "text_config": {
+            "indexer_n_heads": 2,
+            "indexer_kv_heads": 1,
+            "indexer_head_dim": 16,
+            "indexer_budget": 32,
+            "indexer_compress_ratio": 4,
+            "number_of_conv_states": 3,
+            "ple_layer_ids": [1],
+            "ple_embed_dim": 16,
+            "eos_token_id": 2,
+        }
+    },
     "step3p7": {"text_config": {"sliding_window": 16}},
 }
 
@@ -152,7 +177,9 @@ def _small_value(name: str, values: Mapping[str, Any], token_ids: dict[int, int]
     if name in ("rope_parameters", "rope_scaling"):
         return value and _small_rope(value)
     if isinstance(value, dict):
-        return _small(value, token_ids) if name.endswith("config") or name == "backbone" else value
+        return (
+            _small(value, token_ids) if name.endswith("config") or name in ("backbone", "encoder", "decoder") else value
+        )
     if _TOKEN_ID.fullmatch(name) and not isinstance(value, str):
         return _small_ids(value, token_ids)
     if value is None or isinstance(value, bool | str):

@@ -20,7 +20,7 @@ _PARTS = {
     "feature_extractor": FEATURE_EXTRACTOR_MAPPING_NAMES,
 }
 _OTHERWISE = {"feature_extractor": "ParakeetFeatureExtractor"}
-_TOKEN = re.compile(r"""["'](<[^<>\s"']{2,40}>|<\|[^\s"']{2,40}\|>|\[[A-Z_]{3,20}\])["']""")
+_TOKEN = re.compile(r"""["'](<[^<>\s"']{2,40}>|<\|[^\s"']{2,40}\|>|\[[A-Z_]{3,20}\]|\]<\][a-z ]{2,20}\[>\[)["']""")
 _MISSING = re.compile(r"(?:has no attribute|missing required attribute) '?(\w+?)(_id)?'?(?:$|\. Add)")
 _LIKE = {
     "cosmos3_omni": "qwen3_vl",
