@@ -29,7 +29,16 @@ class Family:
 
 
 _FOUND_FAMILY = Family("found:find_processor_family", "found:find_vision_family", FOUND)
-FAMILIES: dict[str, Family] = {
+_UNSERVED = {
+    "diffusion_gemma": "it writes a text as a whole by diffusion, and the engine writes one token after the other",
+    "evolla": "it answers questions about proteins, not about pictures",
+    "mistral4": "it is a text model without a vision half, and is served as a part of a mistral3",
+    "pi0": "it returns the actions of a robot and no text",
+    "shieldgemma2": "it returns the probabilities that a picture violates policies and no text",
+}
+"""Types that transformers counts among models for pictures and text, with the reasons for refusing them."""
+
+FAMILIES: dict[str, Family] = {name: Family(why_unserved=reason) for name, reason in _UNSERVED.items()} | {
     "aria": Family("aria:ARIA", "tiles:ARIA", FOUND),
     "blip-2": Family("fixed_size:BLIP_2", "tiles:BLIP_2", "causal:BLIP_2"),
     "chameleon": Family("fixed_size:CHAMELEON", "chameleon:CHAMELEON", "causal:CHAMELEON"),

@@ -116,6 +116,9 @@ def test_a_folder_without_a_supported_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "internlm2"}')
     with pytest.raises(ConfigError, match=r"'internlm2' is not supported: it is the text half"):
         load_config(None, {"model": str(tmp_path)})
+    (tmp_path / "config.json").write_text('{"model_type": "pi0"}')
+    with pytest.raises(ConfigError, match=r"'pi0' is not supported: it returns the actions of a robot and no text"):
+        load_config(None, {"model": str(tmp_path)})
 
 
 def test_a_model_on_the_hub_is_looked_at_before_anything_starts(

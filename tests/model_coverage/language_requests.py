@@ -43,9 +43,12 @@ class Request:
     expected: list[int]
 
 
-def small_model(model_type: str) -> PreTrainedModel:
+def small_model(model_type: str, text_type: str | None = None) -> PreTrainedModel:
+    """`text_type`: of its text model, if not that of its class."""
     torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForImageTextToText.from_config(small_config(model_type), dtype=torch.float32)
+    changes = {} if text_type is None else {"text_config": small_config(text_type).to_dict()}
+    config = small_config(model_type, changes=changes)
+    model: PreTrainedModel = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     spread_weights(model)
     model.generation_config = GenerationConfig(
         do_sample=False, eos_token_id=None, pad_token_id=0, suppress_tokens=list(SPECIAL)

@@ -26,9 +26,15 @@ DECLARED = ("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwe
 """Families that declare what can be found as well, because they also check their items."""
 
 
-@pytest.mark.parametrize("model_type", [*DENSE, *WITH_EXPERTS, *DECLARED])
-def test_found_halves_answer_as_generate_does(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small_model(model_type)
+@pytest.mark.parametrize(
+    ("model_type", "text_type"),
+    [*((one, None) for one in (*DENSE, *WITH_EXPERTS, *DECLARED)), ("mistral3", "mistral4")],
+)
+def test_found_halves_answer_as_generate_does(
+    model_type: str, text_type: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model(model_type, text_type)
+    assert text_type in (None, model.config.get_text_config().model_type)
     family = find_language_family(model.config)
     with torch.inference_mode():
         requests = [request(model, seed, family.num_deepstack_levels(model.config)) for seed in range(3)]
