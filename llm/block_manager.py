@@ -275,11 +275,13 @@ def states_root(root: bytes, source: CrossSource, items: Seq[PromptItem]) -> byt
 def extend_block_hashes(sequence: Sequence, block_size: int) -> None:
     """Extends `sequence.block_hashes` to all blocks that the sequence's known tokens fill.
 
-    A block's hash covers the hash of the previous block (`sequence.prefix_root` for the first), its token ids, and
-    start and content hash of each of its items. Blocks of equal ids thus have different hashes if their pictures or
-    tenants differ. The hash is cryptographic, because a client could search for collisions."""
+    A block's hash covers the hash of the previous block (`sequence.prefix_root` and the layout's `cache_name` for the
+    first), its token ids, and start and content hash of each of its items. Blocks of equal ids thus have different
+    hashes if their pictures or tenants differ. The hash is cryptographic, because a client could search for
+    collisions."""
     for index in range(len(sequence.block_hashes), len(sequence.token_ids) // block_size):
-        parent = sequence.block_hashes[-1] if sequence.block_hashes else sequence.prefix_root
+        root = sequence.prefix_root + sequence.layout.cache_name
+        parent = sequence.block_hashes[-1] if sequence.block_hashes else root
         start, end = index * block_size, (index + 1) * block_size
         content = np.array(sequence.token_ids[start:end], dtype=np.int64).tobytes()
         hasher = blake2b(parent + content, digest_size=_DIGEST_BYTES)

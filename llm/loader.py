@@ -20,14 +20,13 @@ from raylens.llm.recurrent_states import (
     has_state_layers,
     num_attention_layers,
 )
+from raylens.llm.rotary_forms import read_forms, why_form_unsupported
 from raylens.modeling.context_length import check_context_length
 from raylens.modeling.families import family_of, is_found, known_to, load_family
 from raylens.modeling.half_model import load_half
 from raylens.modeling.model_configs import load_model_config
 
 _LAYER_TYPES = ATTENTION_LAYERS | STATE_LAYERS | STATELESS_LAYERS
-# Types of rotary embeddings whose rotations depend on the longest sequence of a batch.
-_BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 
 def load_language_half(
@@ -68,6 +67,7 @@ def load_language_half(
         reason = "its attention layers cannot be replaced" if has_own_table else f"its configuration lacks {error}"
         raise ValueError(f"{not_supported}: {reason}") from error
     _share_caches(family.find_decoder(model))
+    read_forms(family.find_decoder(model))
     if group is None:  # ranks are not in step yet
         family = with_plain_head(family, model)
     return model.to(config.device).requires_grad_(False), family
@@ -110,8 +110,4 @@ def why_unsupported(text_config: PreTrainedConfig, *, has_encoder: bool = False)
         return f"it has layers of type {sorted(other)}"
     if num_attention_layers(text_config) == 0:
         return "no layer has a KV cache"
-    rope = getattr(text_config, "rope_parameters", None) or {}
-    rope_types = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
-    if other := rope_types & _BATCH_DEPENDENT_ROPE:
-        return f"it has rotary embeddings of type {sorted(other)}"
-    return None
+    return why_form_unsupported(text_config)

@@ -35,6 +35,7 @@ from raylens.llm.recurrent_states import (
     number_attention_layers,
 )
 from raylens.llm.request_checks import check_states
+from raylens.llm.rotary_forms import in_its_form
 from raylens.llm.scheduler import ScheduledChunk
 from raylens.llm.step_input import StepBuilder, StepInput, StepOutput
 from raylens.llm.step_threads import StepThreads
@@ -354,7 +355,8 @@ class ModelRunner:
 
     def prompt_layout(self, prompt: ProcessedPrompt) -> PromptLayout:
         """Returns the prompt's layout. Raises InvalidRequestError if the items do not fit the prompt."""
-        return self._family.layout(self._model, prompt)
+        layout = self._family.layout(self._model, prompt)
+        return in_its_form(layout, len(prompt.prompt_token_ids), self._model.config.get_text_config())
 
     def run(self, chunks: Sequence[ScheduledChunk], chosen: torch.Tensor | None = None) -> StepOutput:
         """Computes the chunks, decode chunks first. `chosen`: see `StepBuilder.build`."""

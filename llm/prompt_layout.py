@@ -30,12 +30,17 @@ class PromptLayout:
     `rope_offsets`: for each axis, a generated token's rotary position minus its index in the sequence.
     `spans`: ascending and disjoint.
     `is_prefix_cacheable`: whether keys and values of a position depend only on the tokens up to it and on these tokens'
-    items. False if a span covers several items or text."""
+    items. False if a span covers several items or text.
+    `longest`: the most tokens of a sequence with this layout. Longer ones have the layout `beyond`, in which all keys
+    differ. `cache_name`: separates layouts in the prefix cache whose keys differ for equal tokens."""
 
     rope_positions: npt.NDArray[np.int64] | None = None
     rope_offsets: tuple[int, ...] = (0,)
     spans: tuple[BidirectionalSpan, ...] = ()
     is_prefix_cacheable: bool = True
+    longest: int | None = None
+    beyond: "PromptLayout | None" = None
+    cache_name: bytes = b""
 
     def positions(self, start: int, end: int) -> npt.NDArray[np.int64]:
         """Returns the rotary positions of the tokens [start, end) of the sequence, prompt or generated: (num_axes,

@@ -125,6 +125,8 @@ class Scheduler:
             self._set_turns()
         self._budget = self._max_num_batched_tokens
         chunks: dict[Sequence, ScheduledChunk] = {}
+        for sequence in [one for one in self.running if one.outgrows_layout]:
+            self._preempt(sequence, chunks)
         prompts = self._prompts()
         ready = self._ready()
         if self._takes_turns and ready:
@@ -246,7 +248,8 @@ class Scheduler:
             if sequence.lookup is None or not chunk.decodes:
                 continue
             share = -(-room // (len(chunks) - index))
-            draft = sequence.lookup.guess(min(share, sequence.max_num_tokens - chunk.end - 1))
+            most = min(sequence.max_num_tokens - 1, sequence.layout.longest or sequence.max_num_tokens)
+            draft = sequence.lookup.guess(min(share, most - chunk.end))
             if draft and self._block_manager.allocate_draft(sequence, chunk.end, len(draft)):
                 chunk.draft = draft
                 room -= len(draft)
@@ -347,10 +350,13 @@ class Scheduler:
         return is_within and first.num_tokens == first.num_prompt_tokens
 
     def _preempt(self, sequence: Sequence, chunks: dict[Sequence, ScheduledChunk]) -> None:
-        """Frees a running sequence's blocks and removes it from the step."""
+        """Frees a running sequence's blocks and removes it from the step. Computed again, it has the layout for its
+        tokens."""
         if sequence in chunks:
             self._budget += chunks.pop(sequence).num_tokens
         self._block_manager.free(sequence)
+        if sequence.outgrows_layout:
+            sequence.take_next_layout()
         sequence.status = SequenceStatus.WAITING
         sequence.num_overtaking_tokens = 0
         self.running.remove(sequence)

@@ -190,6 +190,18 @@ class Sequence:
         """Returns the end of the span around `position`, or the next position if there is no such span."""
         return next((span.end for span in self.layout.spans if span.start <= position < span.end), position + 1)
 
+    @property
+    def outgrows_layout(self) -> bool:
+        return self.layout.longest is not None and self.num_tokens > self.layout.longest
+
+    def take_next_layout(self) -> None:
+        """Takes the layout for more tokens. None of the sequence's keys may be computed."""
+        assert self.layout.beyond is not None
+        assert not self.num_computed_tokens
+        self.layout = self.layout.beyond
+        self.block_hashes.clear()
+        self.num_found_blocks = 0
+
     def add_pending_token(self, row: int) -> None:
         """Notes that a token's choice has been launched, in this row of the step's sampled tokens."""
         self.num_pending_tokens += 1

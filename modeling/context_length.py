@@ -26,6 +26,8 @@ def check_context_length(text_config: PreTrainedConfig, max_model_len: int | Non
         raise ValueError(f"{problem}: within a chunk its attention is full, beyond it is not supported")
     if not getattr(text_config, "rope_parameters", None):
         raise ValueError(f"{problem}: its positions are not rotary, so it has none beyond")
+    if text_config.rope_parameters.get("rope_type") in ("dynamic", "longrope"):
+        raise ValueError(f"{problem}: its rotary embeddings beyond depend on the length of a sequence")
     if not allow_longer:
         raise ValueError(f"{problem}: positions beyond make its answers worse; allow_longer_context: true accepts that")
 

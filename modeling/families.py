@@ -65,8 +65,7 @@ FAMILIES: dict[str, Family] = {name: Family(why_unserved=reason) for name, reaso
     "molmo2": Family("molmo2:MOLMO2", "molmo2:MOLMO2", "spans:MOLMO2"),
     "paligemma": Family("fixed_size:PALIGEMMA", "tiles:PALIGEMMA", "spans:PALIGEMMA"),
     "phi4_multimodal": Family(
-        "phi4_multimodal:PHI4_MULTIMODAL",
-        why_unserved="its rotary embeddings depend on the longest sequence of a batch",
+        "phi4_multimodal:PHI4_MULTIMODAL", "phi4_multimodal:PHI4_MULTIMODAL", "causal:PHI4_MULTIMODAL"
     ),
     "qwen2_5_vl": Family("qwen2_vl:QWEN2_5_VL", "qwen2_vl:QWEN2_5_VL", "qwen2_vl:QWEN2_5_VL"),
     "qwen2_vl": Family("qwen2_vl:QWEN2_VL", "qwen2_vl:QWEN2_VL", "qwen2_vl:QWEN2_VL"),

@@ -178,6 +178,10 @@ def item_features(model: PreTrainedModel, modality: str, inputs: Mapping[str, An
         states = model.model.vision_model(**{name: inputs[name] for name in names}).last_hidden_state
         return _rows(model.model.multi_modal_projector(states))
     name = f"get_{modality}_features"
+    if model.config.model_type == "phi4_multimodal":  # which only writes them into a prompt
+        ids, fields = inputs["input_ids"], {name: inputs[name] for name in inputs if name.startswith("image_")}
+        written: torch.Tensor = model.model.embed_tokens_extend(ids, model.model.embed_tokens(ids), **fields)
+        return written[ids == model.config.vision_config.image_token_id]
     get_features = getattr(model if hasattr(model, name) else model.model, name)
     if "args" in inspect.signature(get_features).parameters:  # passes on whatever it gets
         get_features = getattr(model.model, name)

@@ -28,3 +28,8 @@ CHAMELEON = LanguageFamily(
     decoder="model",
     logits=_without_picture_tokens,
 )
+PHI4_MULTIMODAL = LanguageFamily(
+    whole="Phi4MultimodalForCausalLM",
+    unused=("model.embed_tokens_extend",),
+    decoder="model",
+)

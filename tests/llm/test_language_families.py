@@ -188,7 +188,7 @@ def test_answers_with_cached_beginnings_equal_generate(small: Small) -> None:
 
 @on_unlike_decoders
 def test_answers_beside_aborted_neighbours_equal_generate(small: Small) -> None:
-    engine = small.engine(block_size=4, max_num_batched_tokens=2048, max_num_seqs=64)
+    engine = small.engine(block_size=4, max_num_batched_tokens=2**14, max_num_seqs=64, kv_cache_bytes=2**23)
     collected: dict[str, Answer] = {}
     for index, one in enumerate(small.requests):
         for kind in ("stays", *(f"goes after {steps}" for steps in (0, 1, 3))):
@@ -267,7 +267,7 @@ def test_decoding_on_a_gpu_is_recorded(small: Small) -> None:
 
 
 def test_logits_are_those_of_the_whole_model(small: Small) -> None:
-    runner = ModelRunner(EngineConfig(small.checkpoint, kv_cache_bytes=2**22))
+    runner = ModelRunner(EngineConfig(small.checkpoint, kv_cache_bytes=2**22, max_num_batched_tokens=2048))
     for one in small.requests:
         prompt, source = runner.split_prompt(one.prompt)
         num_tokens = len(prompt.prompt_token_ids)
@@ -335,6 +335,8 @@ def test_tied_weights_stay_one(tmp_path: Path, name: str) -> None:
 
 
 GRID = {"image_grid_thw": np.array([[1, 4, 4]])}
+FACTORS = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64, **FACTORS}
 
 
 @pytest.mark.parametrize(
@@ -362,7 +364,7 @@ def test_items_that_do_not_fit_their_placeholders_are_refused(
         ({"layer_types": ["indexed_attention", "full_attention"]}, "indexed_attention"),
         ({"model_type": "lfm2", "layer_types": ["conv"] * 2}, "no layer has a KV cache"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder"),
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
+        ({"rope_parameters": LONGROPE}, "longrope"),
     ],
 )
 def test_text_models_that_cannot_work_are_refused(tmp_path: Path, text_config: Json, reason: str) -> None:

@@ -30,7 +30,7 @@ def test_a_family_is_served_when_every_stage_knows_it() -> None:
     assert set(known_to("llm")) & set(known_to("encoder")) == SERVED_FAMILIES
     unserved = {name for name, family in FAMILIES.items() if family.why_unserved is not None}
     of_no_stage = {"diffusion_gemma", "evolla", "mistral4", "pi0", "shieldgemma2"}
-    assert FAMILIES.keys() - SERVED_FAMILIES == unserved == {"internlm2", "phi4_multimodal"} | of_no_stage
+    assert FAMILIES.keys() - SERVED_FAMILIES == unserved == {"internlm2"} | of_no_stage
 
 
 def test_a_family_that_a_stage_does_not_know_is_refused() -> None:

@@ -403,6 +403,15 @@ def _aria(tokenizer: Tokenizer) -> Json:
 
 def _phi4_multimodal(tokenizer: Tokenizer) -> Json:
     text = {name: value for name, value in _text("phi4_multimodal", tokenizer).items() if name != "model_type"}
+    # A prompt with one picture has the short form, one with two has the long form.
+    text["original_max_position_embeddings"] = 500
+    text["rope_parameters"] = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "original_max_position_embeddings": 500,
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [1.0, 1.5, 2.0, 4.0],
+    }
     channels = ("ext_pw_out_channel", "depthwise_separable_out_channel", "nemo_conv_channels")
     audio = {"hidden_size": 32, "intermediate_size": 32, "num_blocks": 2, "num_attention_heads": 4}
     audio |= dict.fromkeys(channels, 32)
