@@ -22,6 +22,8 @@ MIN_SIDE = 4
 MAX_ASPECT_RATIO = 100
 """The longer side over the shorter one. Processors that scale the shorter side up make a huge picture of a narrow
 one."""
+MIN_AUDIO_SECONDS = 0.1
+"""A shorter sound says nothing, and is no whole frame of a processor."""
 MAX_SOURCE_FRAMES = 36_000
 """Frames that are decoded of a video: ten minutes at 60 a second."""
 _GREY_STEPS = {"L;2": 85, "L;4": 17}  # the step from one shade to the next in 8 bits, for PNGs of 2 and 4 bits
@@ -43,6 +45,13 @@ class VideoLimits:
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
+class AudioLimits:
+    """The limits of one sound. The default bounds it to 40 MB at 16 kHz, and its decoding to about a second."""
+
+    max_duration_s: float = Field(default=600.0, gt=0, description="seconds that a sound may last")
+
+
+@dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
 class MediaLimits:
     """The limits of one request's media."""
 
@@ -51,6 +60,7 @@ class MediaLimits:
     max_total_bytes: int = Field(default=64 * 2**20, ge=1, description="bytes of all encoded items of a request")
     max_image_pixels: int = Field(default=50_000_000, ge=1, description="pixels of one image, width x height")
     video: VideoLimits = Field(default_factory=VideoLimits, description="what one video may bring")
+    audio: AudioLimits = Field(default_factory=AudioLimits, description="what one sound may bring")
 
 
 def check_size(content: bytes | bytearray, limits: MediaLimits) -> None:

@@ -19,19 +19,23 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save
 
+from raylens.preprocess.audio import decode_audio
 from raylens.preprocess.data_url import DataUrl, data_url
-from raylens.preprocess.media import MediaLimits, VideoLimits, decode_image
+from raylens.preprocess.media import AudioLimits, MediaLimits, VideoLimits, decode_image
 from raylens.preprocess.pixel_count import work_pixels
 from raylens.preprocess.precomputed import read_precomputed
 from raylens.preprocess.schema import InvalidRequestError
 from raylens.preprocess.video import decode_video
 from tests.pictures import encoded
+from tests.preprocess.test_audio import KINDS as SOUNDS
 from tests.preprocess.test_video import KINDS, every, made
+from tests.sounds import recorded, tone
 
 LIMITS = MediaLimits(
     max_item_bytes=200_000,
     max_image_pixels=100_000,
     video=VideoLimits(max_frames=20, max_frame_pixels=100_000, max_total_pixels=400_000, max_source_pixels=400_000),
+    audio=AudioLimits(max_duration_s=10.0),
 )
 SECONDS = 5.0
 """For one example; the slowest takes some hundredths."""
@@ -78,6 +82,13 @@ def pictures() -> list[bytes]:
 @cache
 def videos() -> list[bytes]:
     return [made(*kind, num_frames=6) for kind in KINDS]
+
+
+@cache
+def sounds() -> list[bytes]:
+    return [
+        recorded(tone(0.3, rate), file_format=kind, encoder=encoder, rate=rate) for kind, encoder, rate, _ in SOUNDS
+    ]
 
 
 @cache
@@ -129,6 +140,12 @@ def video_comes(content: bytes) -> None:
     assert decoded.frames.size <= 3 * LIMITS.video.max_total_pixels
 
 
+def sound_comes(content: bytes) -> None:
+    samples = decode_audio(content, sampling_rate=16_000, limits=LIMITS.audio)
+    assert np.isfinite(samples).all()
+    assert len(samples) <= 16_000 * LIMITS.audio.max_duration_s + 1
+
+
 def tensors_come(content: bytes) -> None:
     fields: Any = {"pixel_values": None, "grid": None}
     found = read_precomputed(content, fields, limits=LIMITS)
@@ -155,6 +172,7 @@ def only_refuses(call: Callable[[bytes], None], content: bytes) -> None:
 KINDS_OF_MEDIA = {
     "pictures": (picture_comes, pictures),
     "videos": (video_comes, videos),
+    "sounds": (sound_comes, sounds),
     "tensors": (tensors_come, tensor_files),
     "data URLs": (data_comes, data_urls),
 }

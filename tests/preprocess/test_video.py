@@ -21,6 +21,7 @@ from PIL import Image
 from transformers.video_utils import VideoMetadata, load_video
 
 from raylens.preprocess import video
+from raylens.preprocess.containers import MediaKind
 from raylens.preprocess.media import VideoLimits
 from raylens.preprocess.schema import InvalidRequestError
 from raylens.preprocess.video import DecodedVideo, decode_video
@@ -700,7 +701,7 @@ def test_each_guard_refuses_by_itself(guard: str | None, named: Path, monkeypatc
         return opened(*arguments, options={guard: options[guard]} if guard else {}, **others)
 
     watch = OpenWatch(named)
-    monkeypatch.setattr(video, "_format_of", lambda content: "concat")
+    monkeypatch.setattr(MediaKind, "checked_format", lambda kind, content: "concat")
     monkeypatch.setattr(av, "open", open_with_one_guard)
     if guard:
         assert refused(playlists(named)["concat"]).code == "invalid_video"
