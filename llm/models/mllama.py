@@ -34,11 +34,11 @@ def _split(model: PreTrainedModel, prompt: ProcessedPrompt) -> tuple[ProcessedPr
     positions = [
         [*range(ends[index], ends[index + 1]), *range(padded[index], padded[index + 1])] for index in range(len(at))
     ]
-    source = CrossSource([0] * sum(num_states), len(token_ids), positions, _views(at, ends, padded[-1], len(own)))
+    source = CrossSource([0] * sum(num_states), len(token_ids), positions, _views(at, ends, padded[-1]))
     return replace(prompt, prompt_token_ids=own, placeholders=[]), source
 
 
-def _views(at: Sequence[int], ends: Sequence[int], num_states: int, num_tokens: int) -> list[CrossView]:
+def _views(at: Sequence[int], ends: Sequence[int], num_states: int) -> list[CrossView]:
     """Returns what tokens see: the pictures of the last run of adjacent ones up to them. Tokens before all pictures see
     everything, padding, too: transformers' mask for no state at all is one for all states.
 

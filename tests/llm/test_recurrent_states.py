@@ -1,6 +1,5 @@
 """Layers with a recurrent state: greedy tokens equal those of `generate` in any schedule, with any guesses."""
 
-import random
 from pathlib import Path
 
 import pytest
@@ -8,8 +7,8 @@ import torch
 
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
-from raylens.llm.prompt_lookup import PromptLookup
 from raylens.llm.sampling.params import SamplingParams
+from tests.llm.random_schedules import Prophet, Schedule
 from tests.model_coverage.language_requests import SPECIAL, Request, request, save_tokenizer, small_model
 
 NUM_TOKENS = 40
@@ -33,58 +32,6 @@ def conversations(model_type: str, folder: Path) -> list[Request]:
             asked.append(request(model, seed, 0, after=told, num_tokens=NUM_TOKENS))
     assert len({tuple(one.expected) for one in asked}) == len(asked)
     return asked
-
-
-class Prophet(PromptLookup):
-    """Guesses the answers of `wholes` (each a prompt and its answer), with some wrong tokens."""
-
-    wholes: list[list[int]]
-    random = random.Random(0)
-
-    def guess(self, max_tokens: int) -> list[int]:
-        start = len(self._token_ids)
-        whole = next((one for one in self.wholes if one[:start] == self._token_ids), [])
-        coming = whole[start : start + min(max_tokens, self.random.randint(0, 7))]
-        return [token if self.random.random() < 0.8 else 200 + token % 7 for token in coming]
-
-
-class Schedule:
-    """Asks some of the requests at random times, some with late embeddings, and aborts some."""
-
-    def __init__(self, engine: LLMEngine, requests: list[Request], seed: int) -> None:
-        self.engine, self.requests = engine, requests
-        self.random = random.Random(seed)
-        self.late: dict[str, torch.Tensor] = {}
-        self.asked: dict[str, tuple[Request, int]] = {}
-        self.found: dict[str, list[int]] = {}
-
-    def run(self) -> None:
-        waiting = [self.random.choice(self.requests) for _ in range(self.random.randint(2, 7))]
-        while waiting or self.engine.has_unfinished():
-            if waiting and self.random.random() < 0.3:
-                self.ask(waiting.pop())
-            if self.late and self.random.random() < 0.3:
-                name = self.random.choice(sorted(self.late))
-                self.engine.set_embeddings(name, 0, self.late.pop(name))
-            if self.asked and self.random.random() < 0.02:
-                name = self.random.choice(sorted(self.asked))
-                self.engine.abort(name)
-                self.asked.pop(name)
-                self.late.pop(name, None)
-            for output in self.engine.step():
-                assert output.error is None, output.error
-                self.found[output.request_id] += output.token_ids
-        for name, (one, num_tokens) in self.asked.items():
-            assert self.found[name] == one.expected[:num_tokens], name
-
-    def ask(self, one: Request) -> None:
-        name, num_tokens = str(len(self.found)), self.random.randint(1, NUM_TOKENS)
-        params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True, logit_bias=BIAS)
-        is_late = self.random.random() < 0.3
-        self.engine.add_request(name, one.prompt, [None] if is_late else one.embeddings, params)
-        if is_late:
-            self.late[name] = one.embeddings[0]
-        self.asked[name], self.found[name] = (one, num_tokens), []
 
 
 @pytest.mark.parametrize(
@@ -115,7 +62,7 @@ def test_any_schedule_gives_the_tokens_of_generate(
     )
     engine = LLMEngine(config)
     for seed in range(num_schedules):
-        Schedule(engine, requests, seed).run()
+        Schedule(engine, requests, seed, BIAS).run()
         engine.check_integrity()
     assert 0 < engine.stats.num_accepted_tokens < engine.stats.num_draft_tokens
     assert engine.stats.num_preemptions > 0
