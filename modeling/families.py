@@ -89,6 +89,7 @@ PARTLY_FOUND = {
     ),
     "idefics2": Family("idefics2:idefics2", _FOUND_FAMILY.encoder, FOUND),
     "llama4": Family(_FOUND_FAMILY.preprocess, "llama4:LLAMA4", FOUND),
+    "pp_chart2table": Family("pp_chart2table:pp_chart2table", _FOUND_FAMILY.encoder, FOUND),
 }
 """Families of which one stage has to be declared, and the other two are found."""
 

@@ -29,11 +29,11 @@ from raylens.llm.sampling.logprobs import TokenLogprobs
 from raylens.llm.sampling.params import SamplingParams
 from raylens.llm.sequence import FinishReason
 from raylens.modeling.families import family_of
-from raylens.modeling.found_model import TOKEN_TYPES, FoundModel, arguments_of, find_model, placeholder_id
+from raylens.modeling.found_model import TOKEN_TYPES, FoundModel, arguments_of, find_model
 from raylens.modeling.half_model import check_names_no_pickle
 from raylens.modeling.model_configs import load_model_config
 from raylens.preprocess.hf_processor import load_processor
-from raylens.preprocess.models.found import call_processor, picture_text
+from raylens.preprocess.models.found import call_processor
 from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
 from raylens.preprocess.schema import ItemInfo, ItemTensors, ProcessedPrompt, TextPrompt
 
@@ -157,12 +157,11 @@ def questions_of(checkpoint: str) -> list[Question]:
 
     Raises SelfTestError if Preprocess makes other tokens than the model's processor."""
     ours = MultiModalProcessor(ProcessorConfig(checkpoint))
-    config = load_model_config(checkpoint)
-    theirs = load_processor(family_of("preprocess", config), checkpoint)
-    with _naming("Preprocess"):
-        target = picture_text(placeholder_id(config), theirs)
+    family = family_of("preprocess", load_model_config(checkpoint))
+    theirs = load_processor(family, checkpoint)
     small = _picture(*_SMALL)
     with _naming("Preprocess"):
+        target = family.modalities["image"].update(theirs).target
         large = _unlike(ours, theirs, target, small)
     several = [large, small][: ours.items.rules("image").max_items]
     asked: list[tuple[list[Image.Image], str]] = [

@@ -1,6 +1,6 @@
 """The processing of pictures for a model that no family declares, found by calling its Hugging Face processor."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -22,11 +22,15 @@ _SIZES = [
 ]
 
 
-def find_processor_family(config: PreTrainedConfig) -> ProcessorFamily:
-    """Raises ValueError if transformers has no such model, or if it has no separate features of pictures."""
+def find_processor_family(
+    config: PreTrainedConfig, text_of_picture: Callable[[HFProcessor], str] | None = None
+) -> ProcessorFamily:
+    """`text_of_picture`: returns the text for a picture in a prompt. None: it is found.
+
+    Raises ValueError if transformers has no such model, or if it has no separate features of pictures."""
     found = find_model(config)
     positions = found.position_fields
-    target = partial(picture_text, placeholder_id(config))
+    target = text_of_picture or partial(_picture_text, placeholder_id(config))
     image = Modality(
         fields=dict.fromkeys([*found.picture_fields, *positions], whole),
         update=lambda processor: PromptReplacement(target(processor)),
@@ -55,7 +59,7 @@ def _frame(processor: HFProcessor) -> tuple[FrameInsertion, ...]:
 
 
 @lru_cache(maxsize=8)
-def picture_text(placeholder: int, processor: HFProcessor) -> str:
+def _picture_text(placeholder: int, processor: HFProcessor) -> str:
     """Returns the text for a picture in a prompt. `placeholder`: the token at positions with its embeddings.
 
     Raises ValueError if the processor puts a picture's tokens at the place of none of its own texts."""
@@ -100,8 +104,8 @@ def _run(processor: HFProcessor, picture: Any, text: str) -> Outputs:
 
 def _expansion(processor: HFProcessor, outputs: Outputs, text: str) -> str:
     """Returns what the processor made of a picture's text. Some processors do not tell it: then it is the prompt."""
-    told = outputs.get("text_replacement_offsets")
-    if told is not None:
-        ((replaced,),) = told
+    (told,) = outputs.get("text_replacement_offsets") or ([],)
+    if told:
+        (replaced,) = told
         return text.replace(replaced["text"], replaced["replacement"], 1)
     return str(processor.tokenizer.decode(outputs["input_ids"][0]))

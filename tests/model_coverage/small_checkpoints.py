@@ -123,6 +123,8 @@ def _text_of_a_picture(processor: Any) -> str:
     text: str = next((one for name in names if isinstance(one := getattr(processor, name, None), str)), "")
     if type(processor).__name__ == "HunYuanVLProcessor":
         return f"{processor.image_start_token}{text}{processor.image_end_token}"
+    if type(processor).__name__ == "PPChart2TableProcessor":
+        return "<imgpad>" * 256
     return text
 
 

@@ -31,6 +31,8 @@ _LIKE = {
     "qwen3_omni_moe_thinker": "qwen3_omni_moe",
 }
 """Types whose checkpoints name the processor of another type."""
+_TOKENS = {"pp_chart2table": ["<img>", "</img>", "<imgpad>"]}
+"""Tokens that only the published chat template names."""
 _MAX_TRIALS = 30
 
 
@@ -52,6 +54,7 @@ def small_processor(model_type: str, settings: dict[str, Any], of_parts: dict[st
         if part in wanted and (own := _of_a_type_like(model_type, names) or _OTHERWISE.get(part)) is not None:
             parts[part] = _class_named(own)(**of_parts.get(part, {}))
     plain = sorted(set(_TOKEN.findall(inspect.getsource(inspect.getmodule(processor_class) or processor_class))))
+    plain += _TOKENS.get(model_type, [])
     # Gemma 4 asks for these in another error.
     with_sound = ("audio_token", "boa_token", "eoa_token") if "feature_extractor" in parts else ()
     named = {name: f"<|{name}|>" for name in with_sound}

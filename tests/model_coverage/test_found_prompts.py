@@ -69,3 +69,16 @@ def test_what_the_processor_puts_before_a_prompt_is_found(tmp_path: Path) -> Non
             assert ours.prompts.render(prompt, infos, hashes).prompt_token_ids == expected, prompt
     with pytest.raises(InvalidRequestError, match="2 image items in one prompt, this model takes 1"):
         ours.prompts.render(TextPrompt(theirs.image_token * 2), [info] * 2, ["picture"] * 2)
+
+
+def test_a_template_that_writes_all_tokens_of_a_picture(tmp_path: Path) -> None:
+    """PP-Chart2Table's processor expands nothing."""
+    save_small_checkpoint("pp_chart2table", tmp_path)
+    ours = MultiModalProcessor(ProcessorConfig(str(tmp_path)))
+    info, _ = ours.items.process("image", encoded(Image.new("RGB", (60, 40), "red")))
+    assert info.num_embeds == 256
+    content = [{"type": "image"}, {"type": "text", "text": "a chart"}, {"type": "image"}]
+    prompt = ours.prompts.render(ChatPrompt([{"role": "user", "content": content}]), [info] * 2, ["picture"] * 2)
+    assert [(one.offset, one.num_embeds) for one in prompt.placeholders] == [(0, 256), (264, 256)]
+    again = ours.prompts.render(TokensPrompt(prompt.prompt_token_ids), [info] * 2, ["picture"] * 2)
+    assert again.prompt_token_ids == prompt.prompt_token_ids
