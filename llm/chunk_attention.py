@@ -47,17 +47,26 @@ def attend_chunk(
 
 
 def chunk_masks(
-    step: StepInput, chunk: int, windows: Iterable[int | None], *, windows_cut_spans: bool, device: torch.device
+    step: StepInput,
+    chunk: int,
+    windows: Iterable[int | None],
+    *,
+    windows_cut_spans: bool,
+    spans_need_window: bool,
+    device: torch.device,
 ) -> dict[int | None, torch.Tensor | None]:
-    """Returns for each window the `prefill_mask` of a chunk of the step, or None for a plain causal mask."""
-    spans, end = step.spans_of(chunk), step.context_lengths[chunk]
+    """Returns for each window the `prefill_mask` of a chunk of the step, or None for a plain causal mask.
+
+    `spans_need_window`: whether the mask without a window has no spans."""
+    all_spans, end = step.spans_of(chunk), step.context_lengths[chunk]
     start = end - step.query_lengths[chunk]
-    return {
-        window: None
-        if not spans and (window is None or window >= end)
-        else prefill_mask(start, end, spans, window, windows_cut_spans=windows_cut_spans, device=device)
-        for window in windows
-    }
+    masks: dict[int | None, torch.Tensor | None] = {}
+    for window in windows:
+        spans = [] if spans_need_window and window is None else all_spans
+        masks[window] = None
+        if spans or (window is not None and window < end):
+            masks[window] = prefill_mask(start, end, spans, window, windows_cut_spans=windows_cut_spans, device=device)
+    return masks
 
 
 def prefill_mask(

@@ -292,6 +292,7 @@ class ModelRunner:
             block_size=self._config.block_size,
             dtype=self._cache_dtype,
             windows_cut_spans=self._family.windows_cut_spans,
+            spans_need_window=self._family.spans_need_window,
         )
 
     @torch.inference_mode()

@@ -5,6 +5,7 @@ a few long stretches. Keys and values of a head are contiguous over positions, s
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -34,13 +35,20 @@ class CpuAttention:
         block_size: int,
         dtype: torch.dtype,
         windows_cut_spans: bool,
+        spans_need_window: bool = False,
     ) -> None:
         num_slots = num_blocks * block_size
         self._keys = [torch.zeros(layer.num_kv_heads, num_slots, layer.key_dim, dtype=dtype) for layer in layers]
         self._values = [torch.zeros(layer.num_kv_heads, num_slots, layer.value_dim, dtype=dtype) for layer in layers]
         self._windows = {layer.window for layer in layers}
         self._block_size = block_size
-        self._windows_cut_spans = windows_cut_spans
+        self._masks = partial(
+            chunk_masks,
+            windows=self._windows,
+            windows_cut_spans=windows_cut_spans,
+            spans_need_window=spans_need_window,
+            device=torch.device("cpu"),
+        )
 
     def prepare(self, step: StepInput) -> "CpuStep":
         """Returns the step's attention, which all layers share."""
@@ -57,8 +65,7 @@ class CpuAttention:
         return CpuStep(self._keys, self._values, step.slot_mapping, decodes, prefills)
 
     def _prefill(self, step: StepInput, index: int) -> "Prefill":
-        windows_cut_spans, device = self._windows_cut_spans, torch.device("cpu")
-        masks = chunk_masks(step, index, self._windows, windows_cut_spans=windows_cut_spans, device=device)
+        masks = self._masks(step, index)
         row = sum(step.query_lengths[:index])
         stretches = _stretches(step.block_tables[index], 0, step.context_lengths[index], self._block_size)
         return Prefill(slice(row, row + step.query_lengths[index]), stretches, masks)

@@ -68,6 +68,8 @@ class FusedDecoder:
         kind = _KINDS[kinds.pop()]
         if family.inputs_of_tokens is not no_inputs or family.takes_item_mask:
             raise NotPlainError("inputs beside the embeddings of its tokens")
+        if family.spans_need_window:
+            raise NotPlainError("spans in some of its layers")
         activations = {kernel_activation(layer.mlp.act_fn) for layer in decoder.layers}
         activation = activations.pop()
         if activation is None or activations:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -29,6 +30,7 @@ class KernelAttention:
         block_size: int,
         dtype: torch.dtype,
         windows_cut_spans: bool,
+        spans_need_window: bool = False,
     ) -> None:
         assert dtype is torch.float32, dtype
         self.library = library
@@ -38,6 +40,7 @@ class KernelAttention:
             for layer in layers
         ]
         self._windows_cut_spans = windows_cut_spans
+        self._spans_need_window = spans_need_window
 
     def prepare(self, step: StepInput) -> "KernelStep":
         """Returns the step's attention, which all layers share."""
@@ -47,22 +50,24 @@ class KernelAttention:
                 spans[chunk] = [NO_SPAN] * step.context_lengths[chunk]
             spans[chunk][position] = span
         lengths = (step.query_lengths, step.context_lengths, step.prompt_lengths)
-        chunks = StepChunks(
-            step.slot_mapping, step.block_tables, *lengths, spans=spans, windows_cut_spans=self._windows_cut_spans
-        )
-        return KernelStep(self.library, self.caches, chunks)
+        make = partial(StepChunks, step.slot_mapping, step.block_tables, *lengths)
+        chunks = make(spans=spans, windows_cut_spans=self._windows_cut_spans)
+        without_spans = make() if spans and self._spans_need_window else chunks
+        return KernelStep(self.library, self.caches, chunks, without_spans)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelStep:
-    """One step's `AttentionBackend`."""
+    """One step's `AttentionBackend`. `without_window`: the chunks for layers without a window."""
 
     library: KernelLibrary
     caches: list[LayerCache]
     chunks: StepChunks
+    without_window: StepChunks
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Writes the new keys and values into the cache, then attends over it."""
         cache, rows = self.caches[call.layer], (call.queries, call.keys, call.values)
         numbers = (call.scaling, call.softcap, call.window)
-        return attend(self.library, self.chunks, cache, *rows, *numbers)
+        chunks = self.without_window if call.window is None else self.chunks
+        return attend(self.library, chunks, cache, *rows, *numbers)

@@ -28,6 +28,7 @@ class CudaAttention:
         block_size: int,
         dtype: torch.dtype,
         windows_cut_spans: bool,
+        spans_need_window: bool = False,
         max_positions: int,
         device: torch.device,
     ) -> None:
@@ -39,7 +40,13 @@ class CudaAttention:
         self._windows = {layer.window for layer in layers}
         self.block_size = block_size
         self.padding_block = num_blocks
-        self._windows_cut_spans = windows_cut_spans
+        self._masks = partial(
+            chunk_masks,
+            windows=self._windows,
+            windows_cut_spans=windows_cut_spans,
+            spans_need_window=spans_need_window,
+            device=device,
+        )
         self._max_positions = max_positions
         self._device = device
         self._num_processors = (
@@ -49,10 +56,7 @@ class CudaAttention:
     def prepare(self, step: StepInput) -> "CudaStep":
         """Returns the step's attention, which all layers share."""
         num_decodes = step.num_decodes
-        masks = [
-            chunk_masks(step, index, self._windows, windows_cut_spans=self._windows_cut_spans, device=self._device)
-            for index in range(num_decodes, len(step.query_lengths))
-        ]
+        masks = [self._masks(step, index) for index in range(num_decodes, len(step.query_lengths))]
         prefills = prefill_chunks(
             step, masks, block_size=self.block_size, max_positions=self._max_positions, device=self._device
         )

@@ -8,6 +8,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from raylens.llm.models.family import LanguageFamily, capped_output_head
 from raylens.llm.models.found import find_language_family
+from raylens.llm.models.spans import layout_of_runs
 
 
 def _per_layer_inputs(model: PreTrainedModel, token_ids: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -20,7 +21,10 @@ def _per_layer_inputs(model: PreTrainedModel, token_ids: torch.Tensor) -> dict[s
 
 
 def gemma4(config: PreTrainedConfig) -> LanguageFamily:
+    """Pictures of the large models are spans in layers with a window."""
     family = replace(find_language_family(config), logits=capped_output_head)
+    if config.get_text_config().use_bidirectional_attention == "vision":
+        family = replace(family, layout=layout_of_runs, has_spans=True, spans_need_window=True)
     has_inputs = getattr(config.get_text_config(), "hidden_size_per_layer_input", None)
     return replace(family, inputs_of_tokens=_per_layer_inputs, keeps_placeholders=True) if has_inputs else family
 

@@ -79,7 +79,8 @@ class LanguageFamily(HalfModel):
     `deepstack_inputs`: returns the decoder's inputs for these levels, each (num_embeds, hidden_size), and the item
     mask, (1, num_tokens) bool, True for tokens with an item embedding.
     `num_rope_axes`: the number of rotary positions of a token. `has_spans`: whether `layout` has bidirectional spans.
-    `windows_cut_spans`: whether a layer's sliding window also applies within a span.
+    `windows_cut_spans`: whether a layer's sliding window also applies within a span. `spans_need_window`: whether
+    layers without a sliding window are causal within spans, too.
     `cross`: the decoder's cross attention; None: it has none.
     `logits`: returns the logits (num_rows, vocab) of hidden states (num_rows, hidden_size): all operations of the
     Hugging Face class after its decoder."""
@@ -97,6 +98,7 @@ class LanguageFamily(HalfModel):
     num_rope_axes: int = 1
     has_spans: bool = False
     windows_cut_spans: bool = True
+    spans_need_window: bool = False
     cross: CrossFamily | None = None
     logits: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor] = output_head
 

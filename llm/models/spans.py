@@ -11,7 +11,7 @@ from raylens.llm.prompt_layout import PLAIN, BidirectionalSpan, PromptLayout
 from raylens.preprocess.schema import ProcessedPrompt
 
 
-def _gemma3_layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
+def layout_of_runs(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
     """Makes each run of placeholders a span: an item with crops has one span for the picture and one for every crop."""
     spans = []
     for placeholder in prompt.placeholders:
@@ -24,10 +24,10 @@ def gemma4_unified(config: PreTrainedConfig) -> LanguageFamily:
     family = replace(find_language_family(config), logits=capped_output_head)
     if config.get_text_config().use_bidirectional_attention != "vision":
         return family
-    return replace(family, layout=_gemma3_layout, has_spans=True, windows_cut_spans=False)
+    return replace(family, layout=layout_of_runs, has_spans=True, windows_cut_spans=False)
 
 
-GEMMA3 = LanguageFamily(whole="Gemma3ForConditionalGeneration", layout=_gemma3_layout, has_spans=True)
+GEMMA3 = LanguageFamily(whole="Gemma3ForConditionalGeneration", layout=layout_of_runs, has_spans=True)
 
 
 def _molmo2_layout(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:

@@ -1,12 +1,16 @@
 """Masks of any chunk of any prompt are those of the definition, position by position."""
 
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylens.llm.chunk_attention import prefill_mask
+from raylens.llm.chunk_attention import chunk_masks, prefill_mask
 from raylens.llm.prompt_layout import BidirectionalSpan, PromptLayout
 
 CPU = torch.device("cpu")
@@ -42,6 +46,20 @@ def test_prefill_masks_are_those_of_the_definition(
     mask = prefill_mask(start, end, spans, window, windows_cut_spans=windows_cut_spans, device=CPU)
     expected = [[sees(q, k, spans, window, windows_cut_spans) for k in range(end)] for q in range(start, end)]
     assert mask.tolist() == expected
+
+
+def test_layers_without_a_window_may_be_causal_within_spans() -> None:
+    step: Any = SimpleNamespace(
+        spans_of=lambda chunk: [BidirectionalSpan.of([1, 2, 3])], context_lengths=[6], query_lengths=[6]
+    )
+    make = partial(chunk_masks, step, 0, [None, 4], windows_cut_spans=True, device=CPU)
+    everywhere, windows_only = make(spans_need_window=False), make(spans_need_window=True)
+    assert everywhere[None] is not None
+    assert windows_only[None] is None, "plainly causal"
+    in_window, expected = windows_only[4], everywhere[4]
+    assert in_window is not None
+    assert expected is not None
+    assert in_window.equal(expected)
 
 
 def test_a_split_span_is_an_error() -> None:

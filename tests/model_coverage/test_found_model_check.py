@@ -13,6 +13,7 @@ from raylens.deployments.stages import found_model_check
 from raylens.deployments.stages.found_model_check import SelfTestError, check_found_model
 from raylens.encoder.loader import load_vision_half
 from raylens.modeling.families import FAMILIES, PARTLY_FOUND
+from tests.model_coverage.parity import found_cases, ways_that_differ
 from tests.model_coverage.small_checkpoints import save_small_checkpoint
 from tests.small_models import make_checkpoint
 
@@ -44,7 +45,7 @@ ACCEPTED = (
 )
 SLOW = (
     *("deepseek_ocr2", "deepseek_vl_hybrid", "emu3", "fast_vlm", "gemma4", "got_ocr2", "granite4_vision"),
-    *("granite_docling", "llava_next_video", "muse_spark", "perception_lm", "qianfan_ocr", "step3p7"),
+    *("granite_docling", "llava_next_video", "muse_spark", "perception_lm", "pp_chart2table", "qianfan_ocr", "step3p7"),
 )
 """Towers and pictures of published sizes."""
 
@@ -85,6 +86,17 @@ def test_tokens_of_a_picture_that_see_each_other_are_noticed(tmp_path: Path, mon
     monkeypatch.delitem(FAMILIES, "gemma3")
     with pytest.raises(SelfTestError, match="Generate: log probabilities of the prompt differ"):
         check_found_model(str(tmp_path), None)
+
+
+@pytest.mark.slow
+def test_pictures_of_a_large_gemma_4_are_spans_in_layers_with_a_window(tmp_path: Path) -> None:
+    save_small_checkpoint("gemma4", tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    settings["text_config"]["use_bidirectional_attention"] = "vision"
+    assert {"full_attention", "sliding_attention"} == set(settings["text_config"]["layer_types"])
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    assert check_found_model(str(tmp_path), None)
+    assert ways_that_differ(str(tmp_path), found_cases(str(tmp_path))) == []
 
 
 def test_a_model_with_pickled_weights_is_refused_before_anything_is_read(tmp_path: Path) -> None:
