@@ -34,7 +34,7 @@ from raylens.llm.state_slots import StateSlots
 from raylens.llm.step_budget import StepBudget
 from raylens.llm.step_clock import StepClock
 from raylens.llm.step_in_flight import StepInFlight, StepLauncher
-from raylens.preprocess.schema import ProcessedPrompt
+from raylens.preprocess.schema import InvalidRequestError, ProcessedPrompt
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +126,9 @@ class LLMEngine:
         shares_prefix = self._config.prefix_caching and layout.is_prefix_cacheable
         root = shared_root(cache_salt, lora) if shares_prefix else private_root()
         if source is not None:
+            if source.num_states and params.prompt_logprobs is not None:
+                reason = "the tokens that this model cross-attends to have no probabilities"
+                raise InvalidRequestError(reason, field="prompt_logprobs")
             root = states_root(root, source, items)
             for item in items:
                 item.positions = ()

@@ -115,6 +115,12 @@ class ModelRunner:
             self.num_snapshots = 0 if self._states is None else self._make_slots(self._states)
             self.num_blocks, self.num_cross_blocks = self._count_blocks()
         if self._cross is not None:
+            num_slots = self.num_cross_blocks * config.block_size
+            if config.largest_item_tokens > num_slots:
+                raise ValueError(
+                    f"kv_cache_bytes: the cache holds cross states of {num_slots} tokens, the model's largest picture"
+                    f" has {config.largest_item_tokens}"
+                )
             self._cross.allocate(self.num_cross_blocks, config.block_size, self._cache_dtype)
         self.max_model_len = min(self.context_length, self.num_blocks * config.block_size)
         self._attention = self._make_attention(self.num_blocks)

@@ -84,6 +84,21 @@ def test_a_prompt_whose_states_never_fit_is_refused(tmp_path: Path) -> None:
     assert not engine.has_unfinished()
 
 
+def test_a_cache_too_small_for_a_picture_is_refused(tmp_path: Path) -> None:
+    make_checkpoint("mllama", tmp_path)
+    with pytest.raises(
+        ValueError, match="kv_cache_bytes: the cache holds cross states of 48 tokens, .* picture has 60"
+    ):
+        LLMEngine(EngineConfig(str(tmp_path), block_size=4, kv_cache_bytes=24 * 2**10, largest_item_tokens=60))
+
+
+def test_the_prompt_of_a_text_encoder_is_not_scored(tmp_path: Path) -> None:
+    one = requests_of("florence2", tmp_path)[0]
+    engine = LLMEngine(EngineConfig(str(tmp_path), kv_cache_bytes=2**20))
+    with pytest.raises(InvalidRequestError, match="prompt_logprobs: the tokens that this model cross-attends to"):
+        engine.add_request("r", one.prompt, one.embeddings, SamplingParams(max_tokens=1, prompt_logprobs=0))
+
+
 def test_a_prompt_beyond_the_text_encoder_is_refused(tmp_path: Path) -> None:
     make_checkpoint("florence2", tmp_path, {"max_position_embeddings": 8})
     engine = LLMEngine(EngineConfig(str(tmp_path), kv_cache_bytes=2**20))
