@@ -29,16 +29,21 @@ class Family:
 
 
 _FOUND_FAMILY = Family("found:find_processor_family", "found:find_vision_family", FOUND)
-_UNSERVED = {
+UNSERVED = {
     "diffusion_gemma": "it writes a text as a whole by diffusion, and the engine writes one token after the other",
     "evolla": "it answers questions about proteins, not about pictures",
+    "git": "its words are numbered without the picture before them, and the engine counts all positions",
+    "instructblip": "its features of a picture depend on the prompt, and items are encoded and cached by picture",
+    "instructblipvideo": "its features of a video depend on the prompt, and items are encoded and cached by video",
+    "kosmos-2": "the tokens at its picture's positions stand for words, too, and only its processor marks these",
+    "kosmos-2.5": "its embeddings depend on marks around a picture that its configuration does not name",
     "mistral4": "it is a text model without a vision half, and is served as a part of a mistral3",
     "pi0": "it returns the actions of a robot and no text",
     "shieldgemma2": "it returns the probabilities that a picture violates policies and no text",
 }
 """Types that transformers counts among models for pictures and text, with the reasons for refusing them."""
 
-FAMILIES: dict[str, Family] = {name: Family(why_unserved=reason) for name, reason in _UNSERVED.items()} | {
+FAMILIES: dict[str, Family] = {name: Family(why_unserved=reason) for name, reason in UNSERVED.items()} | {
     "aria": Family("aria:ARIA", "tiles:ARIA", FOUND),
     "blip-2": Family("fixed_size:BLIP_2", "tiles:BLIP_2", "causal:BLIP_2"),
     "chameleon": Family("fixed_size:CHAMELEON", "chameleon:CHAMELEON", "causal:CHAMELEON"),
@@ -91,7 +96,7 @@ PARTLY_FOUND = {
     "llama4": Family(_FOUND_FAMILY.preprocess, "llama4:LLAMA4", FOUND),
     "pp_chart2table": Family("pp_chart2table:pp_chart2table", _FOUND_FAMILY.encoder, FOUND),
 }
-"""Families of which one stage has to be declared, and the other two are found."""
+"""Families of which some stage has to be declared, and the others are found."""
 
 SERVED_FAMILIES = frozenset(name for name, family in FAMILIES.items() if family.is_served)
 

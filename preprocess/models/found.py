@@ -54,8 +54,10 @@ def _frame(processor: HFProcessor) -> tuple[FrameInsertion, ...]:
     prompt = "a"
     plain = processor.tokenizer(prompt)["input_ids"]
     ids = call_processor(processor, prompt, [])["input_ids"][0].tolist()
-    added = processor.tokenizer.decode(ids[: len(ids) - len(plain)])
-    return (FrameInsertion(added, Position.START, unless_there=True),) if added else ()
+    num_added = len(ids) - len(plain)
+    if num_added == 0 or ids[num_added:] != plain:
+        return ()
+    return (FrameInsertion(processor.tokenizer.decode(ids[:num_added]), Position.START, unless_there=True),)
 
 
 @lru_cache(maxsize=8)

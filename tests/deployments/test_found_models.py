@@ -81,7 +81,8 @@ def slow(model_type: str) -> Any:
     "model_type",
     [
         "qwen3_5",
-        *map(slow, ("deepseek_ocr2", "gemma4", "glm46v", "granite_docling", "kimi_k25", "lfm2_vl", "llama4")),
+        *map(slow, ("deepseek_ocr2", "gemma4", "gemma4_unified", "glm46v", "granite4_vision", "granite_docling")),
+        *map(slow, ("idefics2", "kimi_k25", "lfm2_vl", "llama4")),
         *map(slow, ("minicpmv4_7", "paddleocr_vl", "qwen3_5_moe", "qwen3_omni_moe_thinker", "qwen3_vl_moe")),
     ],
 )
