@@ -286,12 +286,13 @@ class LLMEngine:
         return self._read(step)
 
     def _read(self, step: StepInFlight) -> list[RequestOutput]:
+        outputs: list[RequestOutput] = []
         try:
-            outputs = self._launcher.read(step)
+            outputs.extend(self._launcher.read(step))  # keeps those before an error: answers have ended with them
         except _FATAL:
             raise
         except Exception:
-            outputs = self._answers.fail_all(_told(step.sequences))
+            outputs += self._answers.fail_all(_told(step.sequences))
         seconds = self._clock.note_read(step.launched_at)
         self._scheduler.note_step(step.chunks, step.num_decodes, seconds)
         return outputs

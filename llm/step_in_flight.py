@@ -17,6 +17,7 @@ written to them. This is safe:
 - The row writes only to the position after the sequence's end. The block of that position is not in the prefix cache:
   only full blocks of known tokens of continuing sequences enter it."""
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
@@ -109,18 +110,15 @@ class StepLauncher:
         step.sampling, logits = self.late_masks.exchange(sampling, logits)
         step.tokens = self._choose(step.sampling, logits)
 
-    def read(self, step: StepInFlight) -> list[RequestOutput]:
-        """Waits for the step's tokens and returns the outputs of its answers, aborted ones left out."""
-        outputs = self._take(step.sampling, step.tokens)
-        outputs += [
-            self._answers.end_without_tokens(chunk.sequence)
-            for chunk in step.chunks
-            if chunk.is_last and not chunk.samples and not chunk.sequence.is_finished
-        ]
+    def read(self, step: StepInFlight) -> Iterator[RequestOutput]:
+        """Waits for the step's tokens and yields the outputs of its answers, aborted ones left out."""
+        yield from self._take(step.sampling, step.tokens)
+        for chunk in step.chunks:
+            if chunk.is_last and not chunk.samples and not chunk.sequence.is_finished:
+                yield self._answers.end_without_tokens(chunk.sequence)
         if step.logits is not None:
             drafted = [(chunk, row) for chunk, row in _first_rows(step.chunks).items() if chunk.draft]
-            outputs += self._check_drafts(drafted, step.logits)
-        return outputs
+            yield from self._check_drafts(drafted, step.logits)
 
     def _choose(self, sampling: Sampling, logits: torch.Tensor | None) -> ChosenTokens | None:
         """Launches the choice of each answer's next token, by `logits` (answers, vocab), float32. The result for an
@@ -150,10 +148,10 @@ class StepLauncher:
                 outputs.append(self._answers.advance(sequence, answer, token))
         return outputs
 
-    def _check_drafts(self, drafted: list[tuple[ScheduledChunk, int]], logits: torch.Tensor) -> list[RequestOutput]:
+    def _check_drafts(self, drafted: list[tuple[ScheduledChunk, int]], logits: torch.Tensor) -> Iterator[RequestOutput]:
         """Advances the answers whose sampled token equals the guess: the logits of the next token are computed already.
         `drafted`: the chunks with guesses, each with the row in `logits` of the token before the guesses."""
-        outputs, right, depth = [], drafted, 0
+        right, depth = drafted, 0
         while right:
             right = [
                 (chunk, row)
@@ -168,13 +166,12 @@ class StepLauncher:
                 self._block_manager.note_accepted(chunk.sequence, chunk.end + depth)
             sampling = [(chunk.sequence, self._answers.of(chunk.sequence)) for chunk, _ in right]
             rows = logits[[row + depth for _, row in right]] if right else None
-            outputs += self._take(sampling, self._choose(sampling, rows))
+            yield from self._take(sampling, self._choose(sampling, rows))
         for chunk, _ in drafted:
             self._block_manager.end_draft(chunk.sequence)
             self.num_draft_tokens += len(chunk.draft)
             if chunk.sequence.lookup is not None and chunk.sequence.finish_reason is None:
                 chunk.sequence.lookup.learn(len(chunk.draft), chunk.sequence.num_computed_tokens - chunk.end)
-        return outputs
 
 
 def _first_rows(chunks: Seq[ScheduledChunk]) -> dict[ScheduledChunk, int]:

@@ -1,11 +1,12 @@
 """Requests to an engine at random times, so that work of many kinds meets in a step."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
+import pytest
 import torch
 
 from raylens.llm.engine import LLMEngine
@@ -38,8 +39,16 @@ class Prophet(PromptLookup):
         return [token if self.random.random() < 0.8 else 200 + token % 7 for token in coming]
 
 
+def foresee(monkeypatch: pytest.MonkeyPatch, requests: Seq[Asked], prompts: Seq[list[int]] = ()) -> None:
+    """Lets engines guess the answers of `requests`. `prompts`: of the decoder, if these are others than the requests'
+    own."""
+    monkeypatch.setattr("raylens.llm.engine.PromptLookup", Prophet)
+    prompts = prompts or [one.prompt.prompt_token_ids for one in requests]
+    Prophet.wholes = [[*prompt, *one.expected] for prompt, one in zip(prompts, requests, strict=True)]
+
+
 class Schedule:
-    """Asks some of the requests at random times, some with late embeddings, and aborts some."""
+    """Asks some of the requests at random times, some with late embeddings, and aborts some. Some steps fail."""
 
     def __init__(
         self, engine: LLMEngine, requests: Seq[Asked], seed: int, bias: Mapping[int, float] = MappingProxyType({})
@@ -65,8 +74,10 @@ class Schedule:
                 self.asked.pop(name)
                 self.late.pop(name, None)
             for output in self.engine.step():
-                assert output.error is None, output.error
                 self.found[output.request_id] += output.token_ids
+                if output.finish_reason == "error":
+                    self.asked.pop(output.request_id)
+                    self.late.pop(output.request_id, None)
         for name, (one, num_tokens) in self.asked.items():
             assert self.found[name] == one.expected[:num_tokens], name
 
@@ -81,3 +92,16 @@ class Schedule:
         if late:
             self.late[name] = late
         self.asked[name], self.found[name] = (one, num_tokens), []
+
+
+class Failing:
+    """Calls a function, which fails now and then."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.random, self.num_failures = function, random.Random(0), 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.random.random() < 0.003:
+            self.num_failures += 1
+            raise RuntimeError("this step fails")
+        return self.function(*args, **kwargs)

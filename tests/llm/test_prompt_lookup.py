@@ -10,8 +10,9 @@ from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.llm.prompt_lookup import PromptLookup
 from raylens.llm.sampling.params import SamplingParams
+from raylens.llm.sampling.sampler import ChosenTokens, choose
 from raylens.preprocess.schema import ProcessedPrompt
-from tests.llm.answered import PROMPTS, answer
+from tests.llm.answered import PROMPTS, add, answer, steps
 
 GREEDY = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
 SETTINGS = {
@@ -126,6 +127,29 @@ def test_wrong_guesses_preempt_nobody(shapes: str, monkeypatch: pytest.MonkeyPat
     assert answer(guessing, PROMPTS[:2], GREEDY) == expected
     assert guessing.stats.num_draft_tokens > 0 == guessing.stats.num_accepted_tokens
     assert guessing.stats.num_preemptions == plain.stats.num_preemptions > 0
+
+
+def test_an_answer_ends_though_the_check_of_guesses_fails(
+    shapes: str, plain: LLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check of another answer's guesses, in the same step."""
+    monkeypatch.setattr("raylens.llm.engine.PromptLookup", Prophet)
+    told = answer(plain, PROMPTS[:2], GREEDY).values()
+    Prophet.answers = [[*prompt, *own.token_ids] for prompt, own in zip(PROMPTS, told, strict=False)]
+    Prophet.wrong = set()
+    calls = iter(range(3))
+
+    def fails(*args: Any) -> ChosenTokens:
+        if next(calls) == 2:  # the choices before are those of the prompts and of the tokens after them
+            raise RuntimeError("this choice fails")
+        return choose(*args)
+
+    monkeypatch.setattr("raylens.llm.step_in_flight.choose", fails)
+    engine = make_engine(shapes, prompt_lookup=True)
+    add(engine, "guessed", PROMPTS[0], GREEDY)
+    add(engine, "short", PROMPTS[1], SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True))
+    reasons = {output.request_id: output.finish_reason for output in steps(engine)}
+    assert reasons == {"guessed": "error", "short": "length"}
 
 
 TOKENS = st.lists(st.integers(0, 3), max_size=60)

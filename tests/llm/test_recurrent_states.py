@@ -8,8 +8,10 @@ import torch
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.llm.sampling.params import SamplingParams
-from tests.llm.random_schedules import Prophet, Schedule
-from tests.model_coverage.language_requests import SPECIAL, Request, request, save_tokenizer, small_model
+from raylens.llm.sampling.sampler import choose
+from tests.llm.answered import answer
+from tests.llm.random_schedules import Failing, Prophet, Schedule, foresee
+from tests.model_coverage.language_requests import SPECIAL, Request, answers, request, save_tokenizer, small_model
 
 NUM_TOKENS = 40
 BIAS = dict.fromkeys(SPECIAL, -100.0)
@@ -49,8 +51,7 @@ def test_any_schedule_gives_the_tokens_of_generate(
 ) -> None:
     """Some sequences are preempted, some begin at a snapshot of another one's state, some guesses are wrong."""
     requests = conversations(model_type, tmp_path)
-    monkeypatch.setattr("raylens.llm.engine.PromptLookup", Prophet)
-    Prophet.wholes = [[*one.prompt.prompt_token_ids, *one.expected] for one in requests]
+    foresee(monkeypatch, requests)
     config = EngineConfig(
         str(tmp_path),
         block_size=4,
@@ -61,18 +62,51 @@ def test_any_schedule_gives_the_tokens_of_generate(
         prompt_lookup=True,
     )
     engine = LLMEngine(config)
+    own, fails = Failing(engine._runner.run), Failing(choose)
+    monkeypatch.setattr(engine._runner, "run", own)
+    monkeypatch.setattr("raylens.llm.step_in_flight.choose", fails)
     for seed in range(num_schedules):
         Schedule(engine, requests, seed, BIAS).run()
         engine.check_integrity()
     assert 0 < engine.stats.num_accepted_tokens < engine.stats.num_draft_tokens
     assert engine.stats.num_preemptions > 0
     assert engine.stats.num_prefix_hits > 0
+    assert own.num_failures > 0 < fails.num_failures
+
+
+def test_layers_that_take_no_slots_guess_in_several_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raylens.llm.recurrent_states.takes_slots", lambda mixer, library: False)
+    requests = conversations("qwen3_5", tmp_path)
+    foresee(monkeypatch, requests)
+    engine = LLMEngine(EngineConfig(str(tmp_path), block_size=4, kv_cache_bytes=2**20, prompt_lookup=True))
+    for one, found in zip(requests[:3], answers(engine, requests[:3]), strict=True):
+        assert found == one.expected[: len(found)]
+    assert 0 < engine.stats.num_accepted_tokens < engine.stats.num_draft_tokens
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5", "lfm3_vl", "nemotron_h_omni"])
+def test_guesses_change_no_sampled_answer(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_model(model_type).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    params, found = SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, seed=5, ignore_eos=True), []
+    prompts = [list(range(200, 220)), list(range(300, 250, -1))]
+    for prompt_lookup in (False, True):
+        engine = LLMEngine(EngineConfig(str(tmp_path), kv_cache_bytes=2**20, prompt_lookup=prompt_lookup))
+        found.append(answer(engine, prompts, params))
+        monkeypatch.setattr("raylens.llm.engine.PromptLookup", Prophet)
+        Prophet.wholes = [[*prompts[index], *found[0][f"{index}.0"].token_ids] for index in range(2)]
+    assert found[0] == found[1]
+    assert 0 < engine.stats.num_accepted_tokens < engine.stats.num_draft_tokens
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_5", "lfm3_vl"])
-def test_the_next_turn_begins_at_a_snapshot_of_the_answer(model_type: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("prompt_lookup", [False, True])
+def test_the_next_turn_begins_at_a_snapshot_of_the_answer(
+    model_type: str, prompt_lookup: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     question, _, next_turn = conversations(model_type, tmp_path)[:3]
-    engine = LLMEngine(EngineConfig(str(tmp_path), block_size=4, kv_cache_bytes=2**20))
+    foresee(monkeypatch, [question, next_turn])
+    engine = LLMEngine(EngineConfig(str(tmp_path), block_size=4, kv_cache_bytes=2**20, prompt_lookup=prompt_lookup))
     for name, one, num_cached in (("first", question, 0), ("again", question, 32), ("next", next_turn, 64)):
         params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True, logit_bias=BIAS)
         engine.add_request(name, one.prompt, one.embeddings, params)
