@@ -75,7 +75,7 @@ _SETTINGS = {
     ),
     "granite_docling": _Settings({"text_config": {"embedding_multiplier": 1.5, "logits_scaling": 2.0}}),
     "got_ocr2": _Settings(images={"size": _square(1024)}),
-    "idefics2": _Settings(processor={"image_seq_len": 8}),
+    "idefics2": _Settings(processor={"image_seq_len": 8}, images={"do_image_splitting": True}),
     "llama4": _Settings({"vision_config": {"image_size": 336, "intermediate_size": 256, **_LLAMA4_SIZES}}),
     "llava_next_video": _Settings(images={"size": {"shortest_edge": 336}, "crop_size": _square(336)}),
     "ovis2": _Settings(images={"size": _square(224)}),

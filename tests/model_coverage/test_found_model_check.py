@@ -68,7 +68,7 @@ def test_families_with_a_declaration_need_none(
 def test_a_prompt_that_is_not_the_processors_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_small_checkpoint("idefics2", tmp_path)
     monkeypatch.delitem(PARTLY_FOUND, "idefics2")
-    message = "Preprocess: 1 pictures and a text give 333 tokens, the model's processor gives other 334"
+    message = "Preprocess: 1 pictures and a text give 369 tokens, the model's processor gives other 370"
     with pytest.raises(SelfTestError, match=message):
         check_found_model(str(tmp_path), None)
 
