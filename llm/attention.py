@@ -37,7 +37,8 @@ class AttentionCall:
     """One layer's attention over the step's tokens. `queries` are (num_tokens, heads, key_dim), `keys` (num_tokens,
     kv_heads, key_dim) and `values` (num_tokens, kv_heads, value_dim).
 
-    Scores are multiplied by `scaling`. A `softcap` then bounds them: softcap * tanh(score / softcap)."""
+    Scores are multiplied by `scaling`. A `softcap` then bounds them: softcap * tanh(score / softcap). `is_indexed`:
+    whether only positions are seen that an indexer chose."""
 
     layer: int
     queries: torch.Tensor
@@ -46,6 +47,7 @@ class AttentionCall:
     scaling: float
     softcap: float | None
     window: int | None
+    is_indexed: bool = False
 
 
 class AttentionBackend(Protocol):
@@ -64,6 +66,8 @@ class PagedAttention(Protocol):
 
 # Arguments of transformers' attention functions that do not change the result here.
 _WITHOUT_EFFECT = frozenset({"dropout", "position_ids", "use_cache", "output_attentions", "output_hidden_states"})
+_OF_INDEXERS = frozenset({"indices"})
+"""Arguments with the choice of an indexer, which `llm/indexers.py` notes."""
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -84,14 +88,17 @@ def paged_attention(
     `value` with kv_heads; returns (1, num_tokens, heads, head_dim of `value`). `scaling` None: 1 / sqrt(head_dim).
     Raises TypeError for an unknown argument, because a model may change its attention by one, such as attention
     sinks. A module of `CrossStates` attends to these instead."""
-    if unknown := {name for name in others.keys() - _WITHOUT_EFFECT if others[name] is not None}:
+    # Models with indexers share the choice of one among layers.
+    is_indexed = getattr(module, "indexer", None) is not None or getattr(module, "skip_topk", False)
+    known = _WITHOUT_EFFECT | _OF_INDEXERS if is_indexed else _WITHOUT_EFFECT
+    if unknown := {name for name in others.keys() - known if others[name] is not None}:
         raise TypeError(f"attention with {sorted(unknown)} is not supported")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if (cross := getattr(module, "cross_states", None)) is not None:
         return cross.attend(module, query, key, value, scale), None
     layer: int = module.layer_idx  # type: ignore[assignment]
     queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    call = AttentionCall(layer, queries, keys, values, scale, softcap, sliding_window)
+    call = AttentionCall(layer, queries, keys, values, scale, softcap, sliding_window, is_indexed)
     return attention_metadata.attend(call).unsqueeze(0), None
 
 

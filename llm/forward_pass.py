@@ -10,6 +10,7 @@ from raylens.llm.attention import AttentionBackend
 from raylens.llm.cpu.fused_decoder import FusedDecoder
 from raylens.llm.cpu.kernel_attention import KernelStep
 from raylens.llm.cross_states import CrossStates
+from raylens.llm.indexers import Indexers
 from raylens.llm.lora.layers import LoraLayers
 from raylens.llm.models.family import LanguageFamily
 from raylens.llm.recurrent_states import RecurrentStates
@@ -22,8 +23,8 @@ _SCORED_AT_ONCE = 128
 
 class ForwardPass:
     """Runs a `model`'s `decoder` as its `family` declares. `lora_layers`: None without adapters. `states`: None without
-    recurrent states. `cross`: None without cross attention. `embedding_size`: the last axis of item embeddings,
-    hidden_size * (1 + deepstack levels)."""
+    recurrent states. `cross`: None without cross attention. `indexers`: None without indexers. `embedding_size`: the
+    last axis of item embeddings, hidden_size * (1 + deepstack levels)."""
 
     def __init__(
         self,
@@ -33,9 +34,11 @@ class ForwardPass:
         lora_layers: LoraLayers | None,
         states: RecurrentStates | None,
         cross: CrossStates | None,
+        indexers: Indexers | None,
     ) -> None:
         self._states = states
         self._cross = cross
+        self._indexers = indexers
         self._model = model
         self._family = family
         self._decoder = decoder
@@ -70,15 +73,23 @@ class ForwardPass:
         """Computes a step by transformers' decoder, layer by layer."""
         states = nullcontext() if self._states is None else self._states.of(step)
         cross: AbstractContextManager[dict[str, Any]] = nullcontext({}) if self._cross is None else self._cross.of(step)
-        with states, cross as inputs:
+        indexed: AbstractContextManager[AttentionBackend] = (
+            nullcontext(attention) if self._indexers is None else self._indexers.of(step, attention)
+        )
+        with states, cross as inputs, indexed as own_attention:
             hidden = self._decoder(
                 **self._inputs(step),
                 **inputs,
                 position_ids=step.positions if self._family.num_rope_axes == 1 else step.positions.unsqueeze(1),
                 use_cache=False,
-                attention_metadata=attention,
+                attention_metadata=own_attention,
             ).last_hidden_state[0]
         return hidden, self._logits(hidden[step.logits_rows])
+
+    def inputs_of_tokens(self, token_ids: torch.Tensor) -> dict[str, Any]:
+        """Returns the inputs of the decoder beside embeddings and positions of tokens without items."""
+        further = {} if self._indexers is None else self._indexers.inputs
+        return {**self._family.inputs_of_tokens(self._model, token_ids), **further}
 
     def score(self, hidden: torch.Tensor, step: StepInput) -> list[TokenLogprobs]:
         """Returns the log-probabilities of the prompt tokens in `step.scored`. `hidden`: the step's hidden states."""
@@ -92,7 +103,7 @@ class ForwardPass:
         """Returns the decoder's inputs: `inputs_embeds`, (1, num_tokens, hidden_size), with the items' embeddings at
         their placeholders, the item mask and deepstack levels, and the family's `inputs_of_tokens`."""
         embeds, levels = self._embed(step)
-        inputs = {"inputs_embeds": embeds.unsqueeze(0), **self._family.inputs_of_tokens(self._model, step.token_ids)}
+        inputs = {"inputs_embeds": embeds.unsqueeze(0), **self.inputs_of_tokens(step.token_ids)}
         if not len(step.embed_rows) or not (levels is not None or self._family.takes_item_mask):
             return inputs
         item_mask = torch.zeros(1, len(embeds), dtype=torch.bool, device=embeds.device)

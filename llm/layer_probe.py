@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +23,7 @@ class _Probe:
 
 
 def probe_layers(
-    decoder: nn.Module, *, hidden_size: int, num_layers: int, inputs: Mapping[str, torch.Tensor] = MappingProxyType({})
+    decoder: nn.Module, *, hidden_size: int, num_layers: int, inputs: Mapping[str, Any] = MappingProxyType({})
 ) -> list[AttentionCall]:
     """Returns each layer's attention call for a single token, in order. `num_layers`: those with a KV cache. `inputs`:
     further ones of the decoder. Raises ValueError for a decoder with layers that attend otherwise, whose state would
@@ -41,8 +42,7 @@ def probe_layers(
         raise
     except Exception as error:  # mostly an argument unknown to the decoder or to `paged_attention`
         raise ValueError(f"text models of type {type(decoder).__name__} are not supported: {error!r}") from error
-    # transformers' mark of layers that read an earlier layer's cache.
-    num_sharing = sum(getattr(module, "is_kv_shared_layer", False) for module in decoder.modules())
+    num_sharing = sum(reads_earlier_cache(module) for module in decoder.modules())
     with_caches = list(dict.fromkeys(call.layer for call in probe.calls))
     if len(probe.calls) != num_layers or with_caches != list(range(num_layers - num_sharing)):
         raise ValueError(
@@ -50,6 +50,12 @@ def probe_layers(
             f" of paged attention and {len(with_caches)} caches in {num_layers} layers"
         )
     return probe.calls
+
+
+def reads_earlier_cache(module: nn.Module) -> bool:
+    """Returns whether a layer's attention reads an earlier layer's keys and values, by transformers' mark. A layer that
+    expands an earlier layer's latents has keys and values of its own."""
+    return getattr(module, "is_kv_shared_layer", False) and not hasattr(module, "expand_kv")
 
 
 def cache_shapes(calls: list[AttentionCall]) -> list[LayerShape]:

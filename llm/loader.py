@@ -9,6 +9,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from raylens.llm.attention import ATTENTION_NAME, register_paged_attention
 from raylens.llm.config import EngineConfig
+from raylens.llm.indexers import has_indexed_layers
+from raylens.llm.layer_probe import reads_earlier_cache
 from raylens.llm.models.family import LanguageFamily
 from raylens.llm.models.found import with_plain_head
 from raylens.llm.ranks.parallel import ProcessGroup
@@ -44,6 +46,8 @@ def load_language_half(
         raise ValueError(f"{not_supported}: {reason}")
     if group is not None and has_state_layers(text_config):
         raise ValueError(f"{not_supported} on several ranks: its layers with a recurrent state are not divided")
+    if group is not None and has_indexed_layers(text_config):
+        raise ValueError(f"{not_supported} on several ranks: its layers with an indexer are not divided")
     family = load_language_family(hf_config)
     if group is not None and family.cross is not None:
         raise ValueError(f"{not_supported} on several ranks: its cross attention is not divided")
@@ -90,7 +94,7 @@ def _share_caches(decoder: nn.Module) -> None:
     modes = getattr(config, "kv_sharing_modes", ())
     kept = {config.layer_types[index]: index for index, mode in enumerate(modes) if mode == "store"}
     for module in decoder.modules():
-        if getattr(module, "is_kv_shared_layer", False):
+        if reads_earlier_cache(module):
             attention: Any = module
             attention.layer_idx = kept[attention.layer_type]
 

@@ -22,6 +22,7 @@ from raylens.llm.cross_states import CrossStates
 from raylens.llm.cuda.compiled_layers import compile_layers
 from raylens.llm.cuda.first_steps import missing_tools_named, run_first_steps
 from raylens.llm.forward_pass import ForwardPass
+from raylens.llm.indexers import Indexers, check_indexed_layers, find_indexers, is_outside_indexers
 from raylens.llm.layer_probe import cache_shapes, probe_layers
 from raylens.llm.loader import load_language_half
 from raylens.llm.lora.layers import LoraLayers, linear_shapes
@@ -88,8 +89,15 @@ class ModelRunner:
         self.vocab_size: int = text_config.vocab_size
         self._states = self._find_states()
         self._cross = self._find_cross_states()
+        self._indexers = self._find_indexers()
         self.forward = ForwardPass(
-            self._model, self._family, self._decoder, self.lora_layers, self._states, self._cross
+            self._model,
+            self._family,
+            self._decoder,
+            self.lora_layers,
+            self._states,
+            self._cross,
+            self._indexers,
         )
         self.embedding_size = self.forward.embedding_size
         # The longest span that the engine accepts, in tokens. A span is computed in one step.
@@ -105,7 +113,8 @@ class ModelRunner:
             has_loras=config.max_loras > 0,
         )
         calls = self._probe_layers()
-        self._layers = cache_shapes(calls)
+        check_indexed_layers(calls, text_config)
+        self._layers = cache_shapes(calls) if self._indexers is None else [*cache_shapes(calls), *self._indexers.shapes]
         with shortage_explained(self._device, config, self._max_step_tokens):
             if is_cuda and self._cross is None:
                 if self.lora_layers is None:
@@ -145,8 +154,8 @@ class ModelRunner:
         config = self._config
         shapes = linear_shapes(self._decoder) if config.max_loras > 0 else {}
         if config.quantization == "int8":
-            quantize_linear_layers(self._decoder)
-        pack_linear_layers(self._model)
+            quantize_linear_layers(self._decoder, is_outside_indexers)
+        pack_linear_layers(self._model, is_outside_indexers)
         if config.max_loras == 0:
             return None
         return LoraLayers(
@@ -176,6 +185,20 @@ class ModelRunner:
         if self.lora_layers is not None:
             raise ValueError("max_loras: a model with cross attention serves no adapters")
         return CrossStates(self._model, self._family.cross, self._decoder)
+
+    def _find_indexers(self) -> Indexers | None:
+        """Returns the indexers of layers with sparse attention, or None if there are no such layers. Raises ValueError
+        for settings that these layers do not support."""
+        indexers, text_config = find_indexers(self._decoder), self._model.config.get_text_config()
+        if not indexers:
+            return None
+        if self.lora_layers is not None:
+            raise ValueError("max_loras: a model of layers with an indexer serves no adapters")
+        if self._device.type == "cuda":
+            raise ValueError("device: layers with an indexer run on the CPU only")
+        self._kernels = None  # Their attention does not take chosen positions.
+        layer_types, num_layers = text_config.layer_types, num_attention_layers(text_config)
+        return Indexers(indexers, layer_types, num_layers, self._config.block_size)
 
     def _make_slots(self, states: RecurrentStates) -> int:
         """Allocates a slot for each running sequence and for snapshots. Returns the number of snapshots."""
@@ -222,7 +245,7 @@ class ModelRunner:
     def _probe_layers(self) -> list[AttentionCall]:
         text_config = self._model.config.get_text_config()
         cross = self._cross
-        inputs = self._family.inputs_of_tokens(self._model, torch.zeros(1, dtype=torch.long, device=self._device))
+        inputs = self.forward.inputs_of_tokens(torch.zeros(1, dtype=torch.long, device=self._device))
         return probe_layers(
             self._decoder,
             hidden_size=text_config.hidden_size,

@@ -2,7 +2,8 @@
 
 No family declares such a model: all facts about it come from its class and its processor. What these do not tell would
 be silently wrong in an answer, such as tokens of a picture that see each other. The test runs in float32 on the CPU.
-The decoder has as many layers as it has kinds of layers, and short windows, so that a short prompt exceeds them."""
+The decoder has as many layers as it has kinds of layers. Windows, and the choices of indexers, are short, so that a
+short prompt exceeds them."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,8 +38,15 @@ from raylens.preprocess.models.found import call_processor
 from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
 from raylens.preprocess.schema import ItemInfo, ItemTensors, ProcessedPrompt, TextPrompt
 
-_WINDOW = 32
-"""Tokens of the shortened windows."""
+_SHORTENED = {
+    "sliding_window": 32,
+    "index_topk": 32,
+    "index_block_size": 8,
+    "index_topk_blocks": 4,
+    "indexer_compress_ratio": 8,
+    "indexer_budget": 32,
+}
+"""The most tokens of windows, and of the choices of indexers and their blocks."""
 _NUM_TOKENS = 8
 """Of an answer."""
 _TOLERANCE = 2e-3
@@ -106,7 +114,7 @@ def check_found_model(model: str, revision: str | None) -> str:
 
 
 def _shorten(found: FoundModel, config: PreTrainedConfig, language: LanguageFamily, folder: Path, target: Path) -> None:
-    """Links the checkpoint's files into `target`, with a configuration of fewer layers and shorter windows."""
+    """Links the checkpoint's files into `target`, with a configuration of fewer layers and shorter lengths."""
     for file in folder.iterdir():
         if file.name != "config.json":
             (target / file.name).symlink_to(file.resolve())
@@ -125,8 +133,9 @@ def _shorten(found: FoundModel, config: PreTrainedConfig, language: LanguageFami
         text |= dict.fromkeys([name for name in _DEPTHS if name in text] or _DEPTHS[:1], num_layers)
         if by_layer := text.get("per_layer_config"):
             text["per_layer_config"] = {layer: own for layer, own in by_layer.items() if int(layer) < num_layers}
-    if window := getattr(text_config, "sliding_window", None):
-        text["sliding_window"] = min(window, _WINDOW)
+    for name, most in _SHORTENED.items():
+        if value := getattr(text_config, name, None):
+            text[name] = min(value, most)
     (target / "config.json").write_text(json.dumps(settings))
 
 

@@ -11,6 +11,7 @@ import torch
 
 from raylens.llm.attention import AttentionCall, LayerShape
 from raylens.llm.chunk_attention import attend_chunk, capped, chunk_masks
+from raylens.llm.indexers import ChosenPositions
 from raylens.llm.step_input import StepInput
 
 MAX_STRETCHES = 8
@@ -123,6 +124,25 @@ class CpuStep:
             masks = chunk.masks[call.window]
             output[chunk.rows] = attend_chunk(call, call.queries[chunk.rows], own_keys, own_values, masks)
         return output
+
+    def attend_chosen(self, call: AttentionCall, chosen: Sequence[ChosenPositions]) -> torch.Tensor:
+        """Does as `attend`, over the chosen positions of each chunk."""
+        keys, values = self.keys[call.layer], self.values[call.layer]
+        _write(keys, self.slot_mapping, call.keys)
+        _write(values, self.slot_mapping, call.values)
+        output = call.queries.new_empty(*call.queries.shape[:-1], call.values.shape[-1])
+        for chunk in chosen:
+            slots, mask = chunk.slots, chunk.mask
+            if mask.shape[:-1] == (1,):  # reads only what a single token sees
+                slots, mask = slots[mask[0]], mask[:, mask[0]]
+            (own_keys,), (own_values,) = (_read(cache, slots, call.queries.dtype) for cache in (keys, values))
+            output[chunk.rows] = attend_chunk(call, call.queries[chunk.rows], own_keys, own_values, mask)
+        return output
+
+    def extend_index(self, layer: int, rows: slice, slots: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Stores the index keys of the step's tokens `rows`, (num_tokens, dim). Returns those at `slots`."""
+        _write(self.keys[layer], self.slot_mapping[rows], keys.unsqueeze(1))
+        return _read(self.keys[layer], slots, keys.dtype)[0][0]
 
 
 def _write(cache: torch.Tensor, slots: torch.Tensor, new: torch.Tensor) -> None:

@@ -52,6 +52,7 @@ _SETTINGS = {
     ),
     "deepseek_vl_hybrid": _Settings({"vision_config": {"image_size": 384}}),
     "emu3": _Settings(images={"min_pixels": 64 * 64, "max_pixels": 256 * 256}),
+    "dots3_note": _Settings(images={"temporal_patch_size": 1}),
     "ernie4_5_vl_moe": _Settings(videos={"draw_on_frames": False}),
     "fast_vlm": _Settings(
         processor={"patch_size": 64, "vision_feature_select_strategy": "full"},
@@ -78,6 +79,7 @@ _SETTINGS = {
     "idefics2": _Settings(processor={"image_seq_len": 8}, images={"do_image_splitting": True}),
     "llama4": _Settings({"vision_config": {"image_size": 336, "intermediate_size": 256, **_LLAMA4_SIZES}}),
     "llava_next_video": _Settings(images={"size": {"shortest_edge": 336}, "crop_size": _square(336)}),
+    "mistral_large4": _Settings(processor={"patch_size": 14, "spatial_merge_size": 2}),
     "ovis2": _Settings(images={"size": _square(224)}),
     "perception_lm": _Settings(
         {"vision_config": _TIMM_448, "projector_pooling_ratio": 2},

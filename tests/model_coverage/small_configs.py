@@ -22,7 +22,7 @@ _RULES: tuple[tuple[str, int], ...] = (
     ("v_head_dim", 12),
     ("q_lora_rank", 24),
     ("kv_lora_rank", 20),
-    ("index(er)?_n_heads", 2),
+    ("index(er)?_n_heads", 16),
     ("index_topk|index(er)?_budget|index_kpool", 4),
     ("linear_num_key_heads", 2),
     ("linear_num_(value_)?heads|mamba_num_heads", 4),
@@ -72,6 +72,17 @@ EXCEPTIONS: dict[str, Values] = {
         "text_config": {**_EXPERT_LAYERS, "num_experts_per_tok": 2},
         "vision_config": {"sam_config": {"image_size": 1024}},
     },
+    "dots3_note": {
+        "text_config": {
+            "swa_num_attention_heads": 4,
+            "swa_num_key_value_heads": 4,
+            "swa_q_lora_rank": 24,
+            "swa_kv_lora_rank": 20,
+            "swa_head_dim": 32,
+            "swa_qk_nope_head_dim": 24,
+            "swa_v_head_dim": 12,
+        }
+    },
     "emu3": {
         "text_config": {"max_position_embeddings": 2048},
         "vocabulary_map": {
@@ -83,6 +94,14 @@ EXCEPTIONS: dict[str, Values] = {
     },
     "ernie4_5_vl_moe": {"text_config": {"rope_parameters": {**_ROPE, "mrope_section": [3, 3, 2]}}},
     "fast_vlm": {"vision_config": {"hidden_size": 3072}},
+    # A layer uses the choice of the one before.
+    "glm5_next": {
+        "text_config": {
+            "layer_types": ["indexed_attention", "linear_attention", "indexed_attention", "indexed_attention"],
+            "indexer_types": ["full", "full", "full", "shared"],
+            "index_topk": 12,
+        }
+    },
     "hunyuan_vl": {"text_config": {"head_dim": 16}},
     # Longer contexts than a chunk are cut.
     "llama4": {"text_config": {"attention_chunk_size": 8192}},
@@ -104,6 +123,10 @@ EXCEPTIONS: dict[str, Values] = {
             "index_topk_blocks": 2,
             "rotary_dim": 8,
         }
+    },
+    # Layers use the choice and the latents of others.
+    "mistral_large4": {
+        "text_config": {"indexer_types": ["full", "full", "full", "shared"], "kv_source_layers": [0, 1, 0, 1]}
     },
     "muse_glimmer": _SHUFFLED,
     "muse_spark": _SHUFFLED,

@@ -22,13 +22,14 @@ WITH_EXPERTS = (
     *("deepseek_ocr2", "ernie4_5_vl_moe", "glm4v_moe", "kimi_k25", "muse_spark", "qwen3_omni_moe_thinker"),
     "step3p7",
 )
+INDEXED = ("dots3_note", "glm5_next", "mistral_large4")
 DECLARED = ("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe")
 """Families that declare what can be found as well, because they also check their items."""
 
 
 @pytest.mark.parametrize(
     ("model_type", "text_type"),
-    [*((one, None) for one in (*DENSE, *WITH_EXPERTS, *DECLARED)), ("mistral3", "mistral4")],
+    [*((one, None) for one in (*DENSE, *WITH_EXPERTS, *INDEXED, *DECLARED)), ("mistral3", "mistral4")],
 )
 def test_found_halves_answer_as_generate_does(
     model_type: str, text_type: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -43,6 +44,6 @@ def test_found_halves_answer_as_generate_does(
     save_tokenizer(tmp_path)
     monkeypatch.setattr("raylens.llm.loader.load_language_family", find_language_family)
     for budget in (2048, 11):
-        config = EngineConfig(str(tmp_path), kv_cache_bytes=2**22, block_size=4, max_num_batched_tokens=budget)
+        config = EngineConfig(str(tmp_path), kv_cache_bytes=2**25, block_size=4, max_num_batched_tokens=budget)
         engine = LLMEngine(config)
         assert answers(engine, requests) == [one.expected for one in requests]

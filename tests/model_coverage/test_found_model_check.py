@@ -12,42 +12,38 @@ import torch
 from raylens.deployments.stages import found_model_check
 from raylens.deployments.stages.found_model_check import SelfTestError, check_found_model
 from raylens.encoder.loader import load_vision_half
+from raylens.llm import indexers
+from raylens.llm.indexers import _choose
 from raylens.modeling.families import FAMILIES, PARTLY_FOUND
 from tests.model_coverage.parity import found_cases, ways_that_differ
 from tests.model_coverage.small_checkpoints import save_small_checkpoint
 from tests.small_models import make_checkpoint
 
 ACCEPTED = (
-    *("aya_vision", "cohere2_vision", "cohere_compass", "cosmos3_edge", "cosmos3_omni", "ernie4_5_vl_moe", "exaone4_5"),
+    *("aya_vision", "cohere2_vision", "cohere_compass", "cosmos3_edge", "cosmos3_omni", "dots3_note"),
     *(
+        "ernie4_5_vl_moe",
+        "exaone4_5",
         "gemma4_unified",
         "glm46v",
         "glm4v",
         "glm4v_moe",
+        "glm5_next",
         "glm_ocr",
         "glmga",
-        "hunyuan_vl",
-        "hyperclovax_vision_v2",
-        "idefics2",
     ),
-    *(
-        "kimi_k25",
-        "lfm2_vl",
-        "lfm3_vl",
-        "lighton_ocr",
-        "llama4",
-        "muse_glimmer",
-        "nemotron_h_omni",
-        "ovis2",
-        "paddleocr_vl",
-    ),
-    *("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "video_llama_3", "video_llava"),
+    *("hunyuan_vl", "hyperclovax_vision_v2", "idefics2", "kimi_k25", "lfm2_vl", "lfm3_vl", "lighton_ocr", "llama4"),
+    *("mistral_large4", "muse_glimmer", "nemotron_h_omni", "ovis2", "paddleocr_vl", "qwen2_5_omni_thinker"),
+    *("qwen3_omni_moe_thinker", "video_llama_3", "video_llava"),
 )
 SLOW = (
     *("deepseek_ocr2", "deepseek_vl_hybrid", "emu3", "fast_vlm", "gemma4", "got_ocr2", "granite4_vision"),
     *("granite_docling", "llava_next_video", "muse_spark", "perception_lm", "pp_chart2table", "qianfan_ocr", "step3p7"),
 )
 """Towers and pictures of published sizes."""
+INDEXED = ("dots3_note", "glm5_next", "mistral_large4")
+LENGTHS = ("index_topk",)
+"""Settings with the length of an indexer's choice."""
 
 
 @pytest.mark.parametrize("model_type", [*ACCEPTED, *(pytest.param(one, marks=pytest.mark.slow) for one in SLOW)])
@@ -97,6 +93,21 @@ def test_pictures_of_a_large_gemma_4_are_spans_in_layers_with_a_window(tmp_path:
     (tmp_path / "config.json").write_text(json.dumps(settings))
     assert check_found_model(str(tmp_path), None)
     assert ways_that_differ(str(tmp_path), found_cases(str(tmp_path))) == []
+
+
+@pytest.mark.parametrize("model_type", INDEXED)
+def test_choices_of_an_indexer_longer_than_the_prompt_are_shortened(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Published ones have thousands of positions, so that an indexer would have no effect."""
+    save_small_checkpoint(model_type, tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    settings["text_config"] |= {name: 2048 for name in LENGTHS if name in settings["text_config"]}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    assert check_found_model(str(tmp_path), None)
+    monkeypatch.setattr(indexers, "_choose", lambda *args: torch.ones_like(_choose(*args)).tril(args[4] - 1))
+    with pytest.raises(SelfTestError, match="Generate: log probabilities of the prompt differ"):
+        check_found_model(str(tmp_path), None)
 
 
 def test_a_model_with_pickled_weights_is_refused_before_anything_is_read(tmp_path: Path) -> None:

@@ -1,0 +1,223 @@
+"""Sparse attention by indexers: small modules of layers that choose the positions that each token sees.
+
+transformers' indexer computes. It keeps a key of its own for each position, in a cache beside those of the layers, in
+the same slots. It runs sequence by sequence, and finds here what it expects of transformers' cache and masks."""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+
+from raylens.llm.attention import AttentionBackend, AttentionCall, LayerShape
+from raylens.llm.host_values import send
+from raylens.llm.step_input import StepInput, slots_of
+
+INDEXED_LAYERS = frozenset({"indexed_attention"})
+"""The types of layers, in a configuration's `layer_types`, in which an indexer chooses positions."""
+
+
+@dataclass(slots=True)
+class ChosenPositions:
+    """The positions that the tokens of a chunk see. `rows`: the chunk's among the step's tokens. `slots`: the cache
+    slots of the positions up to the chunk's end. `mask`: bool, True where seen: (num_queries, num_positions), or
+    (heads, num_queries, num_positions) if heads differ."""
+
+    rows: slice
+    slots: torch.Tensor
+    mask: torch.Tensor
+
+
+@runtime_checkable
+class IndexedBackend(AttentionBackend, Protocol):
+    """The attention of a step, and the cache of the indexers' keys."""
+
+    def attend_chosen(self, call: AttentionCall, chosen: Sequence[ChosenPositions]) -> torch.Tensor:
+        """Does as `attend`, over the chosen positions of each chunk."""
+
+    def extend_index(self, layer: int, rows: slice, slots: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Stores the index keys of the step's tokens `rows`, (num_tokens, dim). Returns those at `slots`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """`mask(causal)`: the mask that an indexer takes, for a causal one, (num_queries, num_positions). `read(result,
+    causal)`: the `ChosenPositions.mask` of its result."""
+
+    mask: Callable[[torch.Tensor], torch.Tensor]
+    read: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def _read_positions(result: torch.Tensor, causal: torch.Tensor) -> torch.Tensor:
+    """Takes positions (1, num_queries, most positions of a query), with -1 for none. Some may not be visible."""
+    num_queries, num_positions = causal.shape
+    places = torch.where(result[0] < 0, num_positions, result[0].long())
+    chosen = causal.new_zeros(num_queries, num_positions + 1).scatter_(1, places, True)
+    return chosen[:, :-1] & causal
+
+
+_BY_TOKEN = _Kind(lambda causal: causal.unsqueeze(0), _read_positions)
+_KINDS = {
+    "Dots3NoteTextIndexer": _BY_TOKEN,
+    "Glm5NextTextIndexer": _Kind(lambda causal: causal.new_ones(1, len(causal)), _read_positions),
+    "MistralLarge4TextIndexer": _BY_TOKEN,
+}
+"""By class name."""
+
+
+def has_indexed_layers(text_config: PreTrainedConfig) -> bool:
+    return not INDEXED_LAYERS.isdisjoint(getattr(text_config, "layer_types", None) or ())
+
+
+def find_indexers(decoder: nn.Module) -> list[nn.Module]:
+    """Returns the indexers of all layers, in order."""
+    return [module for name, module in decoder.named_modules() if name.endswith(".indexer")]
+
+
+def check_indexed_layers(calls: Sequence[AttentionCall], text_config: PreTrainedConfig) -> None:
+    """Raises ValueError unless the attention calls of as many layers go through an indexer as the configuration has
+    such layers. `calls`: see `probe_layers`."""
+    types: Sequence[str] = getattr(text_config, "layer_types", None) or ()
+    expected = [kind for kind in types[: text_config.num_hidden_layers] if kind in INDEXED_LAYERS]
+    if sum(call.is_indexed for call in calls) != len(expected):
+        raise ValueError(
+            f"text models of type {text_config.model_type} are not supported: {expected[:1]} without indexer"
+        )
+
+
+def is_outside_indexers(name: str) -> bool:
+    """Returns whether a module is part of no indexer. Indexers look at their weights, which therefore stay plain."""
+    return ".indexer." not in name
+
+
+class Indexers:
+    """The indexers of a decoder. The forward of each runs chunk by chunk from then on."""
+
+    def __init__(
+        self, indexers: Sequence[nn.Module], layer_types: Sequence[str], num_layers: int, block_size: int
+    ) -> None:
+        """`layer_types`: those of the decoder. `num_layers`: the layers with a KV cache; the caches of index keys have
+        the next numbers. Raises ValueError for an unknown type of indexer."""
+        self._dims = [0] * len(indexers)
+        self._step: IndexedStep | None = None
+        self._num_layers = num_layers
+        self._block_size = block_size
+        # Keeps the decoder from making masks.
+        mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+        self.inputs: dict[str, Any] = {"attention_mask": dict.fromkeys(layer_types, mask)}
+        """Further inputs of the decoder."""
+        for number, indexer in enumerate(indexers):
+            name = type(indexer).__name__
+            if name not in _KINDS:
+                raise ValueError(f"layers with an indexer of type {name} are not supported")
+            indexer.forward = partial(self._forward, num_layers + number, indexer.forward, _KINDS[name])
+
+    @property
+    def shapes(self) -> list[LayerShape]:
+        """Returns the shapes of the caches of index keys, known after a first forward."""
+        return [LayerShape(1, dim, 0, None) for dim in self._dims]
+
+    @contextmanager
+    def of(self, step: StepInput, attention: AttentionBackend) -> Iterator["IndexedStep"]:
+        """Lets forwards within this context compute the chunks of `step`, with the attention that it yields."""
+        assert isinstance(attention, IndexedBackend)
+        self._step = IndexedStep(step, attention, self._block_size)
+        try:
+            yield self._step
+        finally:
+            self._step = None
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _forward(
+        self, layer: int, forward: Callable[..., torch.Tensor], kind: _Kind, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        """Notes the chosen positions of all chunks. The layer hands on the result, which nothing reads."""
+        given = inspect.signature(forward).bind(*args, **kwargs).arguments
+        if self._step is None:  # the first forward, of one token, which shows the sizes
+            _choose(forward, kind, given, slice(0, 1), 1, partial(self._note, layer))
+        else:
+            self._step.choose(partial(_choose, forward, kind, given), layer)
+        return torch.zeros(1, 1, 1, dtype=torch.int64, device=given["hidden_states"].device)
+
+    def _note(self, layer: int, keys: torch.Tensor) -> torch.Tensor:
+        self._dims[layer - self._num_layers] = keys.shape[-1]
+        return keys
+
+
+class IndexedStep:
+    """One step's `AttentionBackend`. Layers with an indexer attend to the positions that the latest one chose."""
+
+    def __init__(self, step: StepInput, attention: IndexedBackend, block_size: int) -> None:
+        self._attention = attention
+        device = step.slot_mapping.device
+        starts = accumulate(step.query_lengths, initial=0)
+        self._chosen = [
+            ChosenPositions(
+                slice(start, start + length), send(slots_of(blocks, 0, end, block_size), device), torch.empty(0)
+            )
+            for start, length, end, blocks in zip(
+                starts, step.query_lengths, step.context_lengths, step.block_tables, strict=False
+            )
+        ]
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        return self._attention.attend_chosen(call, self._chosen) if call.is_indexed else self._attention.attend(call)
+
+    def choose(self, choose: Callable[..., torch.Tensor], layer: int) -> None:
+        for chunk in self._chosen:
+            extend = partial(self._attention.extend_index, layer, chunk.rows, chunk.slots)
+            chunk.mask = choose(chunk.rows, len(chunk.slots), extend)
+
+
+def _choose(
+    forward: Callable[..., torch.Tensor],
+    kind: _Kind,
+    given: dict[str, Any],
+    rows: slice,
+    num_positions: int,
+    extend: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Returns the `ChosenPositions.mask` of the tokens `rows`. `given`: the indexer's arguments for all tokens.
+    `extend`: takes the tokens' index keys, returns those of all positions."""
+    num_queries = rows.stop - rows.start
+    causal = torch.ones(num_queries, num_positions, dtype=torch.bool, device=given["hidden_states"].device)
+    causal = causal.tril_(num_positions - num_queries)
+    own = {name: _part(value, rows) for name, value in given.items()}
+    own |= {"past_key_values": _IndexCache(extend, num_positions)}
+    if "attention_mask" in given:
+        own["attention_mask"] = kind.mask(causal)
+    return kind.read(forward(**own), causal)
+
+
+def _part(value: Any, rows: slice) -> Any:
+    """Returns the `rows` of a tensor (1, num_tokens, ...), or of each of several."""
+    return value[:, rows] if isinstance(value, torch.Tensor) else value and tuple(one[:, rows] for one in value)
+
+
+class _IndexCache:
+    """What an indexer takes for transformers' cache: the index keys of one sequence, see `DynamicIndexedLayer`."""
+
+    def __init__(self, extend: Callable[[torch.Tensor], torch.Tensor], num_positions: int) -> None:
+        self._extend = extend
+        self._num_positions = num_positions
+        self.keys = torch.empty(num_positions, 0)
+
+    @property
+    def layers(self) -> "_IndexCache":
+        return self
+
+    def __getitem__(self, layer_idx: int) -> "_IndexCache":
+        return self
+
+    def get_seq_length(self) -> int:
+        return self._num_positions
+
+    def update_indexer(self, keys: torch.Tensor, layer_idx: int) -> torch.Tensor:
+        """Takes (1, num_tokens, dim), returns (1, num_positions, dim)."""
+        return self._extend(keys[0]).unsqueeze(0)
