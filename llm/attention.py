@@ -66,7 +66,7 @@ class PagedAttention(Protocol):
 
 # Arguments of transformers' attention functions that do not change the result here.
 _WITHOUT_EFFECT = frozenset({"dropout", "position_ids", "use_cache", "output_attentions", "output_hidden_states"})
-_OF_INDEXERS = frozenset({"indices"})
+_OF_INDEXERS = frozenset({"indices", "block_indices"})
 """Arguments with the choice of an indexer, which `llm/indexers.py` notes."""
 
 

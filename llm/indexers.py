@@ -19,7 +19,7 @@ from raylens.llm.attention import AttentionBackend, AttentionCall, LayerShape
 from raylens.llm.host_values import send
 from raylens.llm.step_input import StepInput, slots_of
 
-INDEXED_LAYERS = frozenset({"indexed_attention"})
+INDEXED_LAYERS = frozenset({"indexed_attention", "minimax_m3_sparse"})
 """The types of layers, in a configuration's `layer_types`, in which an indexer chooses positions."""
 
 
@@ -47,14 +47,14 @@ class IndexedBackend(AttentionBackend, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """`mask(causal)`: the mask that an indexer takes, for a causal one, (num_queries, num_positions). `read(result,
-    causal)`: the `ChosenPositions.mask` of its result."""
+    """`read(indexer, result, causal)`: the `ChosenPositions.mask` of an indexer's result. `causal`: a causal mask,
+    (num_queries, num_positions). `mask(causal)`: the mask that the indexer takes."""
 
-    mask: Callable[[torch.Tensor], torch.Tensor]
-    read: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    read: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
+    mask: Callable[[torch.Tensor], torch.Tensor] = lambda causal: causal.unsqueeze(0)
 
 
-def _read_positions(result: torch.Tensor, causal: torch.Tensor) -> torch.Tensor:
+def _read_positions(indexer: Any, result: torch.Tensor, causal: torch.Tensor) -> torch.Tensor:
     """Takes positions (1, num_queries, most positions of a query), with -1 for none. Some may not be visible."""
     num_queries, num_positions = causal.shape
     places = torch.where(result[0] < 0, num_positions, result[0].long())
@@ -62,11 +62,21 @@ def _read_positions(result: torch.Tensor, causal: torch.Tensor) -> torch.Tensor:
     return chosen[:, :-1] & causal
 
 
-_BY_TOKEN = _Kind(lambda causal: causal.unsqueeze(0), _read_positions)
+def _read_blocks(indexer: Any, result: torch.Tensor, causal: torch.Tensor) -> torch.Tensor:
+    """Takes blocks of positions (1, groups of heads, num_queries, most blocks of a query), with -1 for none."""
+    num_groups, num_positions = result.shape[1], causal.shape[1]
+    num_blocks = -(-num_positions // indexer.block_size)
+    places = torch.where(result[0] < 0, num_blocks, result[0])
+    chosen = causal.new_zeros(*places.shape[:2], num_blocks + 1).scatter_(2, places, True)[..., :-1]
+    by_position = chosen.repeat_interleave(indexer.block_size, dim=2)[..., :num_positions] & causal
+    return by_position.repeat_interleave(indexer.config.num_attention_heads // num_groups, dim=0)
+
+
 _KINDS = {
-    "Dots3NoteTextIndexer": _BY_TOKEN,
-    "Glm5NextTextIndexer": _Kind(lambda causal: causal.new_ones(1, len(causal)), _read_positions),
-    "MistralLarge4TextIndexer": _BY_TOKEN,
+    "Dots3NoteTextIndexer": _Kind(_read_positions),
+    "Glm5NextTextIndexer": _Kind(_read_positions, lambda causal: causal.new_ones(1, len(causal))),
+    "MiniMaxM3VLIndexer": _Kind(_read_blocks),
+    "MistralLarge4TextIndexer": _Kind(_read_positions),
 }
 """By class name."""
 
@@ -116,7 +126,8 @@ class Indexers:
             name = type(indexer).__name__
             if name not in _KINDS:
                 raise ValueError(f"layers with an indexer of type {name} are not supported")
-            indexer.forward = partial(self._forward, num_layers + number, indexer.forward, _KINDS[name])
+            choose = partial(_choose, indexer, indexer.forward, _KINDS[name])
+            indexer.forward = partial(self._forward, num_layers + number, choose)
 
     @property
     def shapes(self) -> list[LayerShape]:
@@ -134,16 +145,13 @@ class Indexers:
             self._step = None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _forward(
-        self, layer: int, forward: Callable[..., torch.Tensor], kind: _Kind, *args: Any, **kwargs: Any
-    ) -> torch.Tensor:
+    def _forward(self, layer: int, choose: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Notes the chosen positions of all chunks. The layer hands on the result, which nothing reads."""
-        given = inspect.signature(forward).bind(*args, **kwargs).arguments
         if self._step is None:  # the first forward, of one token, which shows the sizes
-            _choose(forward, kind, given, slice(0, 1), 1, partial(self._note, layer))
+            choose(args, kwargs, slice(0, 1), 1, partial(self._note, layer))
         else:
-            self._step.choose(partial(_choose, forward, kind, given), layer)
-        return torch.zeros(1, 1, 1, dtype=torch.int64, device=given["hidden_states"].device)
+            self._step.choose(partial(choose, args, kwargs), layer)
+        return torch.zeros(1, 1, 1, dtype=torch.int64)
 
     def _note(self, layer: int, keys: torch.Tensor) -> torch.Tensor:
         self._dims[layer - self._num_layers] = keys.shape[-1]
@@ -176,15 +184,18 @@ class IndexedStep:
 
 
 def _choose(
+    indexer: nn.Module,
     forward: Callable[..., torch.Tensor],
     kind: _Kind,
-    given: dict[str, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
     rows: slice,
     num_positions: int,
     extend: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Returns the `ChosenPositions.mask` of the tokens `rows`. `given`: the indexer's arguments for all tokens.
+    """Returns the `ChosenPositions.mask` of the tokens `rows`. `args`, `kwargs`: the indexer's for all tokens.
     `extend`: takes the tokens' index keys, returns those of all positions."""
+    given = inspect.signature(forward).bind(*args, **kwargs).arguments
     num_queries = rows.stop - rows.start
     causal = torch.ones(num_queries, num_positions, dtype=torch.bool, device=given["hidden_states"].device)
     causal = causal.tril_(num_positions - num_queries)
@@ -192,7 +203,7 @@ def _choose(
     own |= {"past_key_values": _IndexCache(extend, num_positions)}
     if "attention_mask" in given:
         own["attention_mask"] = kind.mask(causal)
-    return kind.read(forward(**own), causal)
+    return kind.read(indexer, forward(**own), causal)
 
 
 def _part(value: Any, rows: slice) -> Any:
@@ -221,3 +232,7 @@ class _IndexCache:
     def update_indexer(self, keys: torch.Tensor, layer_idx: int) -> torch.Tensor:
         """Takes (1, num_tokens, dim), returns (1, num_positions, dim)."""
         return self._extend(keys[0]).unsqueeze(0)
+
+    def update_index(self, keys: torch.Tensor) -> torch.Tensor:
+        """Takes (1, 1, num_tokens, dim), returns (1, 1, num_positions, dim)."""
+        return self._extend(keys[0, 0])[None, None]

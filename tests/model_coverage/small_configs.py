@@ -128,18 +128,6 @@ EXCEPTIONS: dict[str, Values] = {
     "mistral_large4": {
         "text_config": {"indexer_types": ["full", "full", "full", "shared"], "kv_source_layers": [0, 1, 0, 1]}
     },
-    # Fewer layers would need scipy.
-    "inkling_mm_model": {"vision_config": {"n_layers": 6, "text_hidden_size": 64}},
-    "minimax_m3_vl": {
-        "text_config": {
-            "layer_types": ["full_attention", *["minimax_m3_sparse"] * 3],
-            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
-            "index_n_heads": 2,
-            "index_block_size": 8,
-            "index_topk_blocks": 2,
-            "rotary_dim": 8,
-        }
-    },
     "muse_glimmer": _SHUFFLED,
     "muse_spark": _SHUFFLED,
     "perception_lm": {"vision_config": {"architecture": "vit_pe_core_large_patch14_336", "model_args": _TIMM}},

@@ -22,7 +22,7 @@ WITH_EXPERTS = (
     *("deepseek_ocr2", "ernie4_5_vl_moe", "glm4v_moe", "kimi_k25", "muse_spark", "qwen3_omni_moe_thinker"),
     "step3p7",
 )
-INDEXED = ("dots3_note", "glm5_next", "mistral_large4")
+INDEXED = ("dots3_note", "glm5_next", "minimax_m3_vl", "mistral_large4")
 DECLARED = ("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe")
 """Families that declare what can be found as well, because they also check their items."""
 

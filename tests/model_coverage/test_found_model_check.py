@@ -21,18 +21,9 @@ from tests.small_models import make_checkpoint
 
 ACCEPTED = (
     *("aya_vision", "cohere2_vision", "cohere_compass", "cosmos3_edge", "cosmos3_omni", "dots3_note"),
-    *(
-        "ernie4_5_vl_moe",
-        "exaone4_5",
-        "gemma4_unified",
-        "glm46v",
-        "glm4v",
-        "glm4v_moe",
-        "glm5_next",
-        "glm_ocr",
-        "glmga",
-    ),
-    *("hunyuan_vl", "hyperclovax_vision_v2", "idefics2", "kimi_k25", "lfm2_vl", "lfm3_vl", "lighton_ocr", "llama4"),
+    *("ernie4_5_vl_moe", "exaone4_5", "gemma4_unified", "glm46v", "glm4v", "glm4v_moe", "glm5_next", "glm_ocr"),
+    *("glmga", "hunyuan_vl", "hyperclovax_vision_v2", "idefics2", "kimi_k25", "lfm2_vl", "lfm3_vl", "lighton_ocr"),
+    *("llama4", "minimax_m3_vl"),
     *("mistral_large4", "muse_glimmer", "nemotron_h_omni", "ovis2", "paddleocr_vl", "qwen2_5_omni_thinker"),
     *("qwen3_omni_moe_thinker", "video_llama_3", "video_llava"),
 )
@@ -41,9 +32,9 @@ SLOW = (
     *("granite_docling", "llava_next_video", "muse_spark", "perception_lm", "pp_chart2table", "qianfan_ocr", "step3p7"),
 )
 """Towers and pictures of published sizes."""
-INDEXED = ("dots3_note", "glm5_next", "mistral_large4")
-LENGTHS = ("index_topk",)
-"""Settings with the length of an indexer's choice."""
+INDEXED = ("dots3_note", "glm5_next", "minimax_m3_vl", "mistral_large4")
+LENGTHS = {"index_topk": 2048, "index_block_size": 128, "index_topk_blocks": 16}
+"""Settings with the length of an indexer's choice, as published."""
 
 
 @pytest.mark.parametrize("model_type", [*ACCEPTED, *(pytest.param(one, marks=pytest.mark.slow) for one in SLOW)])
@@ -99,13 +90,18 @@ def test_pictures_of_a_large_gemma_4_are_spans_in_layers_with_a_window(tmp_path:
 def test_choices_of_an_indexer_longer_than_the_prompt_are_shortened(
     model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Published ones have thousands of positions, so that an indexer would have no effect."""
+    """With published lengths an indexer chooses all positions of the test's prompts."""
     save_small_checkpoint(model_type, tmp_path)
     settings = json.loads((tmp_path / "config.json").read_text())
-    settings["text_config"] |= {name: 2048 for name in LENGTHS if name in settings["text_config"]}
+    settings["text_config"] |= {name: LENGTHS[name] for name in settings["text_config"].keys() & LENGTHS.keys()}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     assert check_found_model(str(tmp_path), None)
-    monkeypatch.setattr(indexers, "_choose", lambda *args: torch.ones_like(_choose(*args)).tril(args[4] - 1))
+
+    def choose_all(*args: Any) -> torch.Tensor:
+        mask = _choose(*args)
+        return torch.ones_like(mask).tril(mask.shape[-1] - mask.shape[-2])
+
+    monkeypatch.setattr(indexers, "_choose", choose_all)
     with pytest.raises(SelfTestError, match="Generate: log probabilities of the prompt differ"):
         check_found_model(str(tmp_path), None)
 
