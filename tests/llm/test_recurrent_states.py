@@ -39,8 +39,8 @@ def conversations(model_type: str, folder: Path) -> list[Request]:
 @pytest.mark.parametrize(
     ("model_type", "num_schedules"),
     [
-        ("qwen3_5", 50),
-        ("lfm3_vl", 50),
+        ("qwen3_5", 20),
+        ("lfm3_vl", 20),
         pytest.param("qwen3_5", 300, marks=pytest.mark.slow),
         pytest.param("qwen3_5_moe", 300, marks=pytest.mark.slow),
     ],
