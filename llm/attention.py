@@ -37,8 +37,8 @@ class AttentionCall:
     """One layer's attention over the step's tokens. `queries` are (num_tokens, heads, key_dim), `keys` (num_tokens,
     kv_heads, key_dim) and `values` (num_tokens, kv_heads, value_dim).
 
-    Scores are multiplied by `scaling`. A `softcap` then bounds them: softcap * tanh(score / softcap). `is_indexed`:
-    whether only positions are seen that an indexer chose."""
+    Scores are multiplied by `scaling`. A `softcap` then bounds them: softcap * tanh(score / softcap). `sees_chosen`:
+    whether a token sees only positions that are chosen for it, see `llm/indexers.py`."""
 
     layer: int
     queries: torch.Tensor
@@ -47,7 +47,7 @@ class AttentionCall:
     scaling: float
     softcap: float | None
     window: int | None
-    is_indexed: bool = False
+    sees_chosen: bool = False
 
 
 class AttentionBackend(Protocol):
@@ -88,9 +88,10 @@ def paged_attention(
     `value` with kv_heads; returns (1, num_tokens, heads, head_dim of `value`). `scaling` None: 1 / sqrt(head_dim).
     Raises TypeError for an unknown argument, because a model may change its attention by one, such as attention
     sinks. A module of `CrossStates` attends to these instead."""
-    # Models with indexers share the choice of one among layers.
-    is_indexed = getattr(module, "indexer", None) is not None or getattr(module, "skip_topk", False)
-    known = _WITHOUT_EFFECT | _OF_INDEXERS if is_indexed else _WITHOUT_EFFECT
+    # With `skip_topk` a layer shares the choice of another's indexer.
+    marks = ("indexer", "skip_topk", "has_reference_window")
+    sees_chosen = any(getattr(module, mark, None) not in (None, False) for mark in marks)
+    known = _WITHOUT_EFFECT | _OF_INDEXERS if sees_chosen else _WITHOUT_EFFECT
     if unknown := {name for name in others.keys() - known if others[name] is not None}:
         raise TypeError(f"attention with {sorted(unknown)} is not supported")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -98,7 +99,7 @@ def paged_attention(
         return cross.attend(module, query, key, value, scale), None
     layer: int = module.layer_idx  # type: ignore[assignment]
     queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    call = AttentionCall(layer, queries, keys, values, scale, softcap, sliding_window, is_indexed)
+    call = AttentionCall(layer, queries, keys, values, scale, softcap, sliding_window, sees_chosen)
     return attention_metadata.attend(call).unsqueeze(0), None
 
 

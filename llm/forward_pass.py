@@ -14,6 +14,7 @@ from raylens.llm.indexers import Indexers
 from raylens.llm.lora.layers import LoraLayers
 from raylens.llm.models.family import LanguageFamily
 from raylens.llm.recurrent_states import RecurrentStates
+from raylens.llm.reference_windows import ReferenceWindows
 from raylens.llm.sampling.logprobs import TokenLogprobs, token_logprobs
 from raylens.llm.step_input import StepInput
 
@@ -23,8 +24,8 @@ _SCORED_AT_ONCE = 128
 
 class ForwardPass:
     """Runs a `model`'s `decoder` as its `family` declares. `lora_layers`: None without adapters. `states`: None without
-    recurrent states. `cross`: None without cross attention. `indexers`: None without indexers. `embedding_size`: the
-    last axis of item embeddings, hidden_size * (1 + deepstack levels)."""
+    recurrent states. `cross`: None without cross attention. `choices`: None if all layers see all positions or windows.
+    `embedding_size`: the last axis of item embeddings, hidden_size * (1 + deepstack levels)."""
 
     def __init__(
         self,
@@ -34,11 +35,11 @@ class ForwardPass:
         lora_layers: LoraLayers | None,
         states: RecurrentStates | None,
         cross: CrossStates | None,
-        indexers: Indexers | None,
+        choices: Indexers | ReferenceWindows | None,
     ) -> None:
         self._states = states
         self._cross = cross
-        self._indexers = indexers
+        self._choices = choices
         self._model = model
         self._family = family
         self._decoder = decoder
@@ -73,10 +74,10 @@ class ForwardPass:
         """Computes a step by transformers' decoder, layer by layer."""
         states = nullcontext() if self._states is None else self._states.of(step)
         cross: AbstractContextManager[dict[str, Any]] = nullcontext({}) if self._cross is None else self._cross.of(step)
-        indexed: AbstractContextManager[AttentionBackend] = (
-            nullcontext(attention) if self._indexers is None else self._indexers.of(step, attention)
+        chosen: AbstractContextManager[AttentionBackend] = (
+            nullcontext(attention) if self._choices is None else self._choices.of(step, attention)
         )
-        with states, cross as inputs, indexed as own_attention:
+        with states, cross as inputs, chosen as own_attention:
             hidden = self._decoder(
                 **self._inputs(step),
                 **inputs,
@@ -88,7 +89,7 @@ class ForwardPass:
 
     def inputs_of_tokens(self, token_ids: torch.Tensor) -> dict[str, Any]:
         """Returns the inputs of the decoder beside embeddings and positions of tokens without items."""
-        further = {} if self._indexers is None else self._indexers.inputs
+        further = {} if self._choices is None else self._choices.inputs
         return {**self._family.inputs_of_tokens(self._model, token_ids), **further}
 
     def score(self, hidden: torch.Tensor, step: StepInput) -> list[TokenLogprobs]:

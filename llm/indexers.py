@@ -34,6 +34,17 @@ class ChosenPositions:
     mask: torch.Tensor
 
 
+def positions_of(step: StepInput, block_size: int) -> list[ChosenPositions]:
+    """Returns the positions of each chunk of the step, with empty masks."""
+    starts = accumulate(step.query_lengths, initial=0)
+    device, mask = step.slot_mapping.device, torch.empty(0, dtype=torch.bool)
+    chunks = zip(starts, step.query_lengths, step.context_lengths, step.block_tables, strict=False)
+    return [
+        ChosenPositions(slice(start, start + length), send(slots_of(blocks, 0, end, block_size), device), mask)
+        for start, length, end, blocks in chunks
+    ]
+
+
 @runtime_checkable
 class IndexedBackend(AttentionBackend, Protocol):
     """The attention of a step, and the cache of the indexers' keys."""
@@ -88,17 +99,6 @@ def has_indexed_layers(text_config: PreTrainedConfig) -> bool:
 def find_indexers(decoder: nn.Module) -> list[nn.Module]:
     """Returns the indexers of all layers, in order."""
     return [module for name, module in decoder.named_modules() if name.endswith(".indexer")]
-
-
-def check_indexed_layers(calls: Sequence[AttentionCall], text_config: PreTrainedConfig) -> None:
-    """Raises ValueError unless the attention calls of as many layers go through an indexer as the configuration has
-    such layers. `calls`: see `probe_layers`."""
-    types: Sequence[str] = getattr(text_config, "layer_types", None) or ()
-    expected = [kind for kind in types[: text_config.num_hidden_layers] if kind in INDEXED_LAYERS]
-    if sum(call.is_indexed for call in calls) != len(expected):
-        raise ValueError(
-            f"text models of type {text_config.model_type} are not supported: {expected[:1]} without indexer"
-        )
 
 
 def is_outside_indexers(name: str) -> bool:
@@ -163,19 +163,10 @@ class IndexedStep:
 
     def __init__(self, step: StepInput, attention: IndexedBackend, block_size: int) -> None:
         self._attention = attention
-        device = step.slot_mapping.device
-        starts = accumulate(step.query_lengths, initial=0)
-        self._chosen = [
-            ChosenPositions(
-                slice(start, start + length), send(slots_of(blocks, 0, end, block_size), device), torch.empty(0)
-            )
-            for start, length, end, blocks in zip(
-                starts, step.query_lengths, step.context_lengths, step.block_tables, strict=False
-            )
-        ]
+        self._chosen = positions_of(step, block_size)
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        return self._attention.attend_chosen(call, self._chosen) if call.is_indexed else self._attention.attend(call)
+        return self._attention.attend_chosen(call, self._chosen) if call.sees_chosen else self._attention.attend(call)
 
     def choose(self, choose: Callable[..., torch.Tensor], layer: int) -> None:
         for chunk in self._chosen:

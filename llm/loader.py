@@ -22,6 +22,7 @@ from raylens.llm.recurrent_states import (
     has_state_layers,
     num_attention_layers,
 )
+from raylens.llm.reference_windows import has_reference_layers
 from raylens.llm.rotary_forms import read_forms, why_form_unsupported
 from raylens.modeling.context_length import check_context_length
 from raylens.modeling.families import family_of, is_found, known_to, load_family
@@ -46,8 +47,8 @@ def load_language_half(
         raise ValueError(f"{not_supported}: {reason}")
     if group is not None and has_state_layers(text_config):
         raise ValueError(f"{not_supported} on several ranks: its layers with a recurrent state are not divided")
-    if group is not None and has_indexed_layers(text_config):
-        raise ValueError(f"{not_supported} on several ranks: its layers with an indexer are not divided")
+    if group is not None and (has_indexed_layers(text_config) or has_reference_layers(text_config)):
+        raise ValueError(f"{not_supported} on several ranks: its layers that choose positions are not divided")
     family = load_language_family(hf_config)
     if group is not None and family.cross is not None:
         raise ValueError(f"{not_supported} on several ranks: its cross attention is not divided")

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from raylens.llm.cross_states import CrossStates
 from raylens.llm.cuda.compiled_layers import compile_layers
 from raylens.llm.cuda.first_steps import missing_tools_named, run_first_steps
 from raylens.llm.forward_pass import ForwardPass
-from raylens.llm.indexers import Indexers, check_indexed_layers, find_indexers, is_outside_indexers
+from raylens.llm.indexers import Indexers, find_indexers, is_outside_indexers
 from raylens.llm.layer_probe import cache_shapes, probe_layers
 from raylens.llm.loader import load_language_half
 from raylens.llm.lora.layers import LoraLayers, linear_shapes
@@ -35,6 +36,7 @@ from raylens.llm.recurrent_states import (
     num_attention_layers,
     number_attention_layers,
 )
+from raylens.llm.reference_windows import ReferenceWindows, check_choices, has_reference_layers
 from raylens.llm.request_checks import check_states
 from raylens.llm.rotary_forms import in_its_form
 from raylens.llm.scheduler import ScheduledChunk
@@ -89,7 +91,7 @@ class ModelRunner:
         self.vocab_size: int = text_config.vocab_size
         self._states = self._find_states()
         self._cross = self._find_cross_states()
-        self._indexers = self._find_indexers()
+        self._choices = self._find_choices()
         self.forward = ForwardPass(
             self._model,
             self._family,
@@ -97,7 +99,7 @@ class ModelRunner:
             self.lora_layers,
             self._states,
             self._cross,
-            self._indexers,
+            self._choices,
         )
         self.embedding_size = self.forward.embedding_size
         # The longest span that the engine accepts, in tokens. A span is computed in one step.
@@ -113,8 +115,8 @@ class ModelRunner:
             has_loras=config.max_loras > 0,
         )
         calls = self._probe_layers()
-        check_indexed_layers(calls, text_config)
-        self._layers = cache_shapes(calls) if self._indexers is None else [*cache_shapes(calls), *self._indexers.shapes]
+        check_choices(calls, text_config)
+        self._layers = [*cache_shapes(calls), *(() if self._choices is None else self._choices.shapes)]
         with shortage_explained(self._device, config, self._max_step_tokens):
             if is_cuda and self._cross is None:
                 if self.lora_layers is None:
@@ -186,17 +188,19 @@ class ModelRunner:
             raise ValueError("max_loras: a model with cross attention serves no adapters")
         return CrossStates(self._model, self._family.cross, self._decoder)
 
-    def _find_indexers(self) -> Indexers | None:
-        """Returns the indexers of layers with sparse attention, or None if there are no such layers. Raises ValueError
-        for settings that these layers do not support."""
+    def _find_choices(self) -> Indexers | ReferenceWindows | None:
+        """Returns what chooses the positions that tokens see, or None if all layers see all positions or windows.
+        Raises ValueError for settings that such layers do not support."""
         indexers, text_config = find_indexers(self._decoder), self._model.config.get_text_config()
-        if not indexers:
+        if not indexers and not has_reference_layers(text_config):
             return None
         if self.lora_layers is not None:
-            raise ValueError("max_loras: a model of layers with an indexer serves no adapters")
+            raise ValueError("max_loras: a model of layers that choose positions serves no adapters")
         if self._device.type == "cuda":
-            raise ValueError("device: layers with an indexer run on the CPU only")
-        self._kernels = None  # Their attention does not take chosen positions.
+            raise ValueError("device: layers that choose positions run on the CPU only")
+        self._kernels = None  # Their attention takes no chosen positions.
+        if not indexers:
+            return ReferenceWindows(self._decoder, text_config, self._config.block_size)
         layer_types, num_layers = text_config.layer_types, num_attention_layers(text_config)
         return Indexers(indexers, layer_types, num_layers, self._config.block_size)
 
@@ -386,6 +390,9 @@ class ModelRunner:
     def prompt_layout(self, prompt: ProcessedPrompt) -> PromptLayout:
         """Returns the prompt's layout. Raises InvalidRequestError if the items do not fit the prompt."""
         layout = self._family.layout(self._model, prompt)
+        if has_reference_layers(self._model.config.get_text_config()):
+            # Keys of an answer differ from those of the same tokens in a prompt, which see more.
+            layout = replace(layout, is_prefix_cacheable=False)
         return in_its_form(layout, len(prompt.prompt_token_ids), self._model.config.get_text_config())
 
     def run(self, chunks: Sequence[ScheduledChunk], chosen: torch.Tensor | None = None) -> StepOutput:

@@ -17,11 +17,12 @@ from transformers import PreTrainedConfig
 
 from raylens.cpu_kernels.library import KernelLibrary
 from raylens.llm.indexers import INDEXED_LAYERS
+from raylens.llm.reference_windows import REFERENCE_LAYERS
 from raylens.llm.slot_states import SlotStates, waves_of
 from raylens.llm.state_functions import takes_slots
 from raylens.llm.step_input import StateChunk, StepInput
 
-ATTENTION_LAYERS = INDEXED_LAYERS | {"full_attention", "sliding_attention", "chunked_attention"}
+ATTENTION_LAYERS = INDEXED_LAYERS | REFERENCE_LAYERS | {"full_attention", "sliding_attention", "chunked_attention"}
 STATE_LAYERS = frozenset({"linear_attention", "conv"})
 STATELESS_LAYERS = frozenset({"mlp", "moe"})
 """The types of layers, in a configuration's `layer_types`, with a KV cache, with a state, and with neither. Chunked

@@ -26,6 +26,7 @@ from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.llm.loader import load_language_family, why_unsupported
 from raylens.llm.models.family import LanguageFamily
+from raylens.llm.reference_windows import has_reference_layers
 from raylens.llm.sampling.logprobs import TokenLogprobs
 from raylens.llm.sampling.params import SamplingParams
 from raylens.llm.sequence import FinishReason
@@ -133,9 +134,12 @@ def _shorten(found: FoundModel, config: PreTrainedConfig, language: LanguageFami
         text |= dict.fromkeys([name for name in _DEPTHS if name in text] or _DEPTHS[:1], num_layers)
         if by_layer := text.get("per_layer_config"):
             text["per_layer_config"] = {layer: own for layer, own in by_layer.items() if int(layer) < num_layers}
-    for name, most in _SHORTENED.items():
-        if value := getattr(text_config, name, None):
-            text[name] = min(value, most)
+    most = dict(_SHORTENED)
+    if has_reference_layers(text_config):  # windows of answers
+        most["sliding_window"] = _NUM_TOKENS // 2
+    shortened = {name: min(value, most[name]) for name in most if (value := getattr(text_config, name, None))}
+    text |= shortened
+    settings |= {name: value for name, value in shortened.items() if name in settings}
     (target / "config.json").write_text(json.dumps(settings))
 
 

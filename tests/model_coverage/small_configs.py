@@ -147,6 +147,8 @@ EXCEPTIONS: dict[str, Values] = {
         }
     },
     "step3p7": {"text_config": {"sliding_window": 16}},
+    # A window of the answer.
+    "unlimited_ocr": {"text_config": {"sliding_window": 5}},
 }
 
 

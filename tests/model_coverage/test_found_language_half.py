@@ -22,14 +22,14 @@ WITH_EXPERTS = (
     *("deepseek_ocr2", "ernie4_5_vl_moe", "glm4v_moe", "kimi_k25", "muse_spark", "qwen3_omni_moe_thinker"),
     "step3p7",
 )
-INDEXED = ("dots3_note", "glm5_next", "minimax_m3_vl", "mistral_large4")
+CHOOSING = ("dots3_note", "glm5_next", "minimax_m3_vl", "mistral_large4", "unlimited_ocr")
 DECLARED = ("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe")
 """Families that declare what can be found as well, because they also check their items."""
 
 
 @pytest.mark.parametrize(
     ("model_type", "text_type"),
-    [*((one, None) for one in (*DENSE, *WITH_EXPERTS, *INDEXED, *DECLARED)), ("mistral3", "mistral4")],
+    [*((one, None) for one in (*DENSE, *WITH_EXPERTS, *CHOOSING, *DECLARED)), ("mistral3", "mistral4")],
 )
 def test_found_halves_answer_as_generate_does(
     model_type: str, text_type: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,8 @@ from raylens.deployments.stages import found_model_check
 from raylens.deployments.stages.found_model_check import SelfTestError, check_found_model
 from raylens.encoder.loader import load_vision_half
 from raylens.llm import indexers
-from raylens.llm.indexers import _choose
+from raylens.llm.indexers import ChosenPositions, _choose
+from raylens.llm.reference_windows import ReferenceWindows
 from raylens.modeling.families import FAMILIES, PARTLY_FOUND
 from tests.model_coverage.parity import found_cases, ways_that_differ
 from tests.model_coverage.small_checkpoints import save_small_checkpoint
@@ -30,6 +31,7 @@ ACCEPTED = (
 SLOW = (
     *("deepseek_ocr2", "deepseek_vl_hybrid", "emu3", "fast_vlm", "gemma4", "got_ocr2", "granite4_vision"),
     *("granite_docling", "llava_next_video", "muse_spark", "perception_lm", "pp_chart2table", "qianfan_ocr", "step3p7"),
+    "unlimited_ocr",
 )
 """Towers and pictures of published sizes."""
 INDEXED = ("dots3_note", "glm5_next", "minimax_m3_vl", "mistral_large4")
@@ -103,6 +105,24 @@ def test_choices_of_an_indexer_longer_than_the_prompt_are_shortened(
 
     monkeypatch.setattr(indexers, "_choose", choose_all)
     with pytest.raises(SelfTestError, match="Generate: log probabilities of the prompt differ"):
+        check_found_model(str(tmp_path), None)
+
+
+@pytest.mark.slow
+def test_a_window_longer_than_the_answer_is_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the published window of 128 tokens an answer of the test sees all of itself."""
+    save_small_checkpoint("unlimited_ocr", tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    settings["text_config"]["sliding_window"] = 128
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+
+    def see_all(windows: ReferenceWindows, chunk: ChosenPositions, prompt_length: int) -> torch.Tensor:
+        mask = _mask(windows, chunk, prompt_length)
+        return torch.ones_like(mask).tril(mask.shape[1] - mask.shape[0])
+
+    _mask = ReferenceWindows._mask
+    monkeypatch.setattr(ReferenceWindows, "_mask", see_all)
+    with pytest.raises(SelfTestError, match="Generate: log probabilities differ"):
         check_found_model(str(tmp_path), None)
 
 
