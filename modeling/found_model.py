@@ -21,14 +21,15 @@ class FoundModel:
 
     `whole`: the model's class. `on_meta`: such a model without weights. `decoder`: takes embeddings and positions, and
     has neither vision half nor output head. `head`: the output embeddings; None: there are none. `features`: the
-    module with `get_image_features`; None: there is none. `positions`: the module with `get_rope_index`; None:
-    positions are those of text."""
+    module with `get_image_features`; None: there is none. `sounds`: the module with `get_audio_features`; None: the
+    model does not hear. `positions`: the module with `get_rope_index`; None: positions are those of text."""
 
     whole: type[PreTrainedModel]
     on_meta: PreTrainedModel
     decoder: str
     head: str | None
     features: str | None
+    sounds: str | None
     positions: str | None
 
     @property
@@ -43,6 +44,19 @@ class FoundModel:
     def picture_fields(self) -> list[str]:
         """Returns the names of the processor's outputs that `get_image_features` may take."""
         return arguments_of(self.on_meta.get_submodule(self.features_path).get_image_features)
+
+    @property
+    def sound_fields(self) -> list[str]:
+        """Returns the names of the processor's outputs that `get_audio_features` may take; none if it does not hear."""
+        owner = None if self.sounds is None else self.on_meta.get_submodule(self.sounds)
+        return [] if owner is None else arguments_of(owner.get_audio_features)
+
+    @property
+    def num_deepstack_levels(self) -> int:
+        """Returns the number of further embeddings of a picture's position, for the decoder's first layers."""
+        config: Any = self.on_meta.config
+        has_levels = "deepstack_visual_embeds" in arguments_of(self.on_meta.get_submodule(self.decoder).forward)
+        return len(config.vision_config.deepstack_visual_indexes) if has_levels else 0
 
     @property
     def position_fields(self) -> list[str]:
@@ -85,6 +99,9 @@ _PLACEHOLDERS = (
 )
 """Names under which a configuration has the token at positions with a picture's embedding."""
 
+_SOUNDS_NEED_THE_DECODER = frozenset({"muse_spark"})
+"""Types whose `get_audio_features` uses weights of the decoder, which Encode does not have."""
+
 
 def placeholder_id(config: Any) -> int:
     """Returns the token at positions with a picture's embedding. Raises ValueError if the configuration names none."""
@@ -113,8 +130,14 @@ def find_model(config: PreTrainedConfig) -> FoundModel:
         decoder=paths[decoder],
         head=None if head is None else paths[head],
         features=_owner_of("get_image_features", model),
+        sounds=_owner_of("get_audio_features", model) if _hears(config) else None,
         positions=_owner_of("get_rope_index", model),
     )
+
+
+def _hears(config: Any) -> bool:
+    has_tower = getattr(config, "audio_config", None) is not None and getattr(config, "audio_token_id", None)
+    return bool(has_tower) and config.model_type not in _SOUNDS_NEED_THE_DECODER
 
 
 def arguments_of(function: Callable[..., object]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Turns a media item into tensors: decodes it, and runs the Hugging Face image or video processor on it."""
+"""Turns a media item into tensors: decodes it, and runs the part of the Hugging Face processor for it."""
 
 import hashlib
 import json
@@ -18,6 +18,8 @@ from raylens.preprocess.precomputed import EMBEDDINGS, check_embeddings, check_f
 from raylens.preprocess.prompt_tokenizer import PromptTokenizer
 
 Options: TypeAlias = Mapping[str, object]
+_PARTS = ("image_processor", "video_processor", "_audio_processor")
+"""Attributes of a processor with its parts for media."""
 NO_OPTIONS: Options = MappingProxyType({})
 
 
@@ -44,7 +46,8 @@ class ItemProcessor:
         merged = processor._merge_kwargs(
             tokenizer_init_kwargs=processor.tokenizer.init_kwargs, return_tensors="pt", return_metadata=True
         )
-        self._kwargs = {"image": merged["images_kwargs"], "video": merged["videos_kwargs"]}
+        names = {"image": "images_kwargs", "video": "videos_kwargs", "audio": "audio_kwargs"}
+        self._kwargs = {modality: merged[name] for modality, name in names.items()}
         self._kwargs["image"].pop("return_metadata", None)
         self._kwargs["video"][DEFAULT_FRAMES] = video_frames
 
@@ -127,7 +130,8 @@ class ItemProcessor:
 
     def _takes(self, modality: str) -> bool:
         """Returns whether the processor accepts the modality. Without torchvision it has no video processor."""
-        has_part = modality != "video" or getattr(self._processor, "video_processor", None) is not None
+        part = {"video": "video_processor", "audio": "_audio_processor"}.get(modality)
+        has_part = part is None or getattr(self._processor, part, None) is not None
         return modality in self._family.modalities and has_part
 
     def rules(self, modality: str, num_in_prompt: int = 1) -> Modality:
@@ -154,6 +158,8 @@ class ItemProcessor:
         rules, kwargs = self._chosen(modality, options)
         if modality == "video":
             kwargs["max_frames"] = self._limits.video.max_frames
+        elif modality == "audio":
+            kwargs["max_duration_s"] = self._limits.audio.max_duration_s
 
         def num_embeds(size: Size) -> int:
             return self.expansion_for_size(modality, size, options=options).features.num_embeds
@@ -164,7 +170,7 @@ class ItemProcessor:
         """Returns the identity of the processor. `checkpoint`: its checkpoint's name and revision.
 
         The fingerprint covers all influences on an item besides its media: settings, back end, tokens, versions."""
-        processors = {name: getattr(self._processor, name, None) for name in ("image_processor", "video_processor")}
+        processors = {name: getattr(self._processor, name, None) for name in _PARTS}
         settings = {
             "checkpoint": checkpoint,
             "processor": [type(self._processor).__name__, getattr(self._processor, "identity", "")],
@@ -185,7 +191,7 @@ class ItemProcessor:
         """Returns the token ids of a small item, as a sample of the tokenizer."""
         if modality not in self._kwargs or not self._takes(modality):
             return []
-        size = (8, 64, 64) if modality == "video" else (64, 64)
+        size = {"video": (8, 64, 64), "audio": (16_000,)}.get(modality, (64, 64))
         return [int(one) for one in self.expansion_for_size(modality, size).token_ids]
 
     def _stored(self, rules: Modality, tensors: schema.ItemTensors) -> schema.ItemTensors:

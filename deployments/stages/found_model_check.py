@@ -6,6 +6,7 @@ The decoder has as many layers as it has kinds of layers. Windows, and the choic
 short prompt exceeds them."""
 
 import json
+import wave
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -18,10 +19,11 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from PIL import Image
-from transformers import GenerationConfig, PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from raylens.encoder.config import EncoderConfig
 from raylens.encoder.loader import load_vision_half
+from raylens.encoder.models.family import VisionFamily
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.llm.loader import load_language_family, why_unsupported
@@ -35,7 +37,7 @@ from raylens.modeling.found_model import TOKEN_TYPES, FoundModel, arguments_of, 
 from raylens.modeling.half_model import check_names_no_pickle
 from raylens.modeling.model_configs import load_model_config
 from raylens.preprocess.hf_processor import load_processor
-from raylens.preprocess.models.found import call_processor
+from raylens.preprocess.models.found import Samples, call_processor, sampling_rate
 from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
 from raylens.preprocess.schema import ItemInfo, ItemTensors, ProcessedPrompt, TextPrompt
 
@@ -59,6 +61,8 @@ _KV_CACHE_BYTES = 2**30
 _WORDS = " ".join(["Say what is in the picture and where, then count the rows of the table below it."] * 4)
 _SMALL, _LARGER = (90, 120), ((300, 410), (700, 1300))
 """(height, width) in pixels of the pictures."""
+_SECONDS = (0.3, 0.9, 0.9)
+"""Of the sounds. The two in one prompt are equally long: some processors change the end of a shorter one."""
 _FILES = ["*.json", "*.jinja", "*.model", "*.safetensors", "*.txt"]
 _DEPTHS = ("num_hidden_layers", "n_layer", "num_layers")
 
@@ -108,6 +112,7 @@ def check_found_model(model: str, revision: str | None) -> str:
     facts = [
         f"pictures by {found.features or 'the class'}.get_image_features",
         f"decoder {found.decoder}",
+        *([] if found.sounds is None else [f"sounds by {found.sounds or 'the class'}.get_audio_features"]),
         f"{language.num_rope_axes} rotary axes",
         f"{language.num_deepstack_levels(config)} deepstack levels",
     ]
@@ -166,7 +171,8 @@ def _compare(found: FoundModel, checkpoint: str) -> None:
 
 
 def questions_of(checkpoint: str) -> list[Question]:
-    """Returns a prompt with a picture, one with two if the model takes two, and a text alone.
+    """Returns a prompt with a picture, one with two if the model takes two, a text alone, and if the model hears one
+    with a sound and one with two and a picture.
 
     Raises SelfTestError if Preprocess makes other tokens than the model's processor."""
     ours = MultiModalProcessor(ProcessorConfig(checkpoint))
@@ -176,27 +182,44 @@ def questions_of(checkpoint: str) -> list[Question]:
     with _naming("Preprocess"):
         target = family.modalities["image"].update(theirs).target
         large = _unlike(ours, theirs, target, small)
+    seen = _marked(target, theirs, "vision")
     several = [large, small][: ours.items.rules("image").max_items]
-    asked: list[tuple[list[Image.Image], str]] = [
-        ([small], f"{target}{_WORDS}"),
-        (several, f"Look: {' and '.join([target] * len(several))} {_WORDS}"),
-        ([], _WORDS),
+    asked: list[tuple[str, list[Image.Image], list[Samples]]] = [
+        (f"{seen}{_WORDS}", [small], []),
+        (f"Look: {' and '.join([seen] * len(several))} {_WORDS}", several, []),
+        (_WORDS, [], []),
     ]
+    if "audio" in ours.items.modalities:
+        heard = _marked(family.modalities["audio"].update(theirs).target, theirs, "audio")
+        short, *alike = (_noise(round(seconds * sampling_rate(theirs)), seed) for seed, seconds in enumerate(_SECONDS))
+        asked += [
+            (f"{heard}{_WORDS}", [], [short]),
+            (f"One {heard} two {seen} three {heard} {_WORDS}", [small], alike),
+        ]
     questions = []
-    for pictures, text in asked:
+    for text, pictures, sounds in asked:
         with _naming("Preprocess"):
-            inputs = dict(call_processor(theirs, text, pictures, return_mm_token_type_ids=True))
-            items = [ours.items.process("image", _encoded(picture)) for picture in pictures]
-            prompt = ours.prompts.render(
-                TextPrompt(text), [info for info, _ in items], [info.modality for info, _ in items]
-            )
-        prompt.mm_hashes[:] = [f"picture {picture.width}" for picture in pictures]
+            inputs = dict(call_processor(theirs, text, pictures, sounds, return_mm_token_type_ids=True))
+            items = [
+                *(ours.items.process("image", _encoded(picture)) for picture in pictures),
+                *(ours.items.process("audio", _recorded(sound, sampling_rate(theirs))) for sound in sounds),
+            ]
+            names = [f"picture {picture.width}" for picture in pictures] + [f"sound {sound[0]}" for sound in sounds]
+            prompt = ours.prompts.render(TextPrompt(text), [info for info, _ in items], names)
         expected = inputs["input_ids"][0].tolist()
         if prompt.prompt_token_ids != expected:
-            reason = f"{len(pictures)} pictures and a text give {len(prompt.prompt_token_ids)} tokens"
+            media = f"{len(pictures)} pictures" + (f", {len(sounds)} sounds" if sounds else "")
+            reason = f"{media} and a text give {len(prompt.prompt_token_ids)} tokens"
             raise SelfTestError(f"Preprocess: {reason}, the model's processor gives other {len(expected)}")
-        questions.append(Question(prompt, items, inputs))
+        questions.append(Question(prompt, prompt.placed(items), inputs))
     return questions
+
+
+def _marked(target: str, theirs: Any, kind: str) -> str:
+    """Returns an item's text between the marks that the processor names for its kind. Some models look for them to find
+    the item's rotary positions."""
+    begin, end = (getattr(theirs, f"{kind}_{edge}_token", None) for edge in ("bos", "eos"))
+    return target if begin is None or begin in target else f"{begin}{target}{end}"
 
 
 def _unlike(ours: MultiModalProcessor, theirs: Any, target: str, small: Image.Image) -> Image.Image:
@@ -300,19 +323,31 @@ def _check_embeddings(
     all_rows = []
     for question, answer in zip(questions, answers, strict=True):
         with _naming("Encode"):
-            items = [tensors for _, tensors in question.items]
-            rows = family.modalities["image"].encode(model, items) if items else []
-        for placeholder, own in zip(question.prompt.placeholders, rows, strict=True):
+            rows = _rows_of(family, model, question.items)
+        for (info, _), placeholder, own in zip(question.items, question.prompt.placeholders, rows, strict=True):
             expected = answer.embeds[list(placeholder.embed_positions())]
             found = own[:, : expected.shape[-1]]
             if found.shape != expected.shape:
                 raise SelfTestError(f"Encode: embeddings of shape {list(found.shape)}, not {list(expected.shape)}")
             difference, largest = float((found - expected).abs().max()), float(expected.abs().max())
             if not difference <= _TOLERANCE * largest:  # 0 for features of deeper layers alone
-                reason = f"a picture's embeddings differ by {difference:.1e} from the model's, up to {largest:.1e}"
+                item = {"image": "a picture", "audio": "a sound"}[info.modality]
+                reason = f"{item}'s embeddings differ by {difference:.1e} from the model's, up to {largest:.1e}"
                 raise SelfTestError(f"Encode: {reason}")
         all_rows.append(rows)
     return all_rows
+
+
+def _rows_of(
+    family: VisionFamily, model: PreTrainedModel, items: Sequence[tuple[ItemInfo, ItemTensors]]
+) -> list[torch.Tensor]:
+    """Returns the embeddings of each item. Items of one modality are encoded together."""
+    rows: dict[int, torch.Tensor] = {}
+    for modality, rules in family.modalities.items():
+        own = [index for index, (info, _) in enumerate(items) if info.modality == modality]
+        if own:
+            rows |= zip(own, rules.encode(model, [items[index][1] for index in own]), strict=True)
+    return [rows[index] for index in range(len(items))]
 
 
 def _check_answers(
@@ -404,6 +439,20 @@ def _picture(height: int, width: int) -> Image.Image:
     generator = torch.Generator().manual_seed(width)
     pixels = torch.randint(256, (height, width, 3), generator=generator, dtype=torch.uint8)
     return Image.fromarray(pixels.numpy())
+
+
+def _noise(num_samples: int, seed: int) -> Samples:
+    """Returns samples that a WAV of 16 bits holds exactly."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randint(-(2**14), 2**14, (num_samples,), generator=generator) / 2**15).numpy()
+
+
+def _recorded(samples: Samples, rate: int) -> bytes:
+    content = BytesIO()
+    with wave.open(content, "wb") as file:
+        file.setparams((1, 2, rate, 0, "NONE", ""))
+        file.writeframes((samples * 2**15).astype("<i2").tobytes())
+    return content.getvalue()
 
 
 def _encoded(picture: Image.Image) -> bytes:

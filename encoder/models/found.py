@@ -1,5 +1,5 @@
 """The vision half of a model that no family declares: each picture goes through the model's `get_image_features`
-alone."""
+alone, and each sound through its `get_audio_features`."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -19,19 +19,26 @@ _PATCH = 14
 def find_vision_family(config: PreTrainedConfig) -> VisionFamily:
     """Raises ValueError if transformers has no such model, or if it has no separate features of pictures."""
     found = find_model(config)
+    modalities = {
+        "image": VisionModality(
+            encode=partial(_encode, found.features_path, found.picture_fields),
+            num_patches=_num_patches,
+            batch_key=all_together,
+        )
+    }
+    if found.sounds is not None:
+        modalities["audio"] = VisionModality(
+            encode=partial(_encode_sounds, found.sounds, found.sound_fields, found.num_deepstack_levels),
+            num_patches=_num_frames,
+            batch_key=all_together,
+        )
     # The whole half is one part: which of its modules project is not known.
     return VisionFamily(
         whole=found.whole,
         unused=found.unused_by_vision,
         tower="",
         projector=(),
-        modalities={
-            "image": VisionModality(
-                encode=partial(_encode, found.features_path, found.picture_fields),
-                num_patches=_num_patches,
-                batch_key=all_together,
-            )
-        },
+        modalities=modalities,
     )
 
 
@@ -44,6 +51,25 @@ def _encode(
         _rows(owner.get_image_features(**{name: value for name, value in item.items() if name in taken}))
         for item in items
     ]
+
+
+def _encode_sounds(
+    path: str, taken: Sequence[str], num_levels: int, model: PreTrainedModel, items: Sequence[ItemTensors]
+) -> list[torch.Tensor]:
+    """Calls `get_audio_features` once for each item. Its rows have zeros in place of a picture's deepstack levels."""
+    owner: Any = model.get_submodule(path)
+    encoded = []
+    for item in items:
+        outputs = owner.get_audio_features(**{name: value for name, value in item.items() if name in taken})
+        rows, mask = _rows(outputs), getattr(outputs, "attention_mask", None)
+        rows = rows if mask is None else rows[mask.flatten().bool()]  # some classes cut padding off in their forward
+        encoded.append(torch.nn.functional.pad(rows, (0, num_levels * rows.shape[-1])))
+    return encoded
+
+
+def _num_frames(config: PreTrainedConfig, item: ItemTensors) -> int:
+    """Returns the number of a sound's frames of some 10 ms, without padding."""
+    return max(1, sum(int(tensor.sum()) for name, tensor in item.items() if name.endswith("mask")))
 
 
 def _rows(outputs: Any) -> torch.Tensor:

@@ -16,7 +16,9 @@ def _per_layer_inputs(model: PreTrainedModel, token_ids: torch.Tensor) -> dict[s
     Placeholders have those of padding."""
     decoder: Any = model.get_submodule("model.language_model")
     config: Any = model.config
-    ids = token_ids.masked_fill(token_ids == config.image_token_id, config.get_text_config().pad_token_id)
+    placeholders = [one for one in (config.image_token_id, config.audio_token_id) if one is not None]
+    is_placeholder = torch.isin(token_ids, token_ids.new_tensor(placeholders))
+    ids = token_ids.masked_fill(is_placeholder, config.get_text_config().pad_token_id)
     return {"per_layer_inputs": decoder.get_per_layer_inputs(ids.unsqueeze(0), None)}
 
 

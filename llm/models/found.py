@@ -19,18 +19,18 @@ from raylens.llm.prompt_layout import PromptLayout
 from raylens.modeling.found_model import TOKEN_TYPES, arguments_of, find_model
 from raylens.preprocess.schema import InvalidRequestError, LanguageInputs, ProcessedPrompt
 
-_TEXT, _IMAGE, _VIDEO = 0, 1, 2
+_TEXT, _IMAGE, _VIDEO, _AUDIO = 0, 1, 2, 3
 
 
 def find_language_family(config: PreTrainedConfig) -> LanguageFamily:
     """Raises ValueError if transformers has no such model."""
     found = find_model(config)
-    taken = arguments_of(found.on_meta.get_submodule(found.decoder).forward)
+    num_levels = found.num_deepstack_levels
     family = LanguageFamily(
         whole=found.whole,
         unused=found.unused_by_language,
         decoder=found.decoder,
-        num_deepstack_levels=partial(_num_deepstack_levels, "deepstack_visual_embeds" in taken),
+        num_deepstack_levels=lambda config: num_levels,
         logits=partial(_logits_of_whole, found.decoder),
     )
     if found.positions is None:
@@ -51,17 +51,13 @@ def with_plain_head(family: LanguageFamily, model: PreTrainedModel) -> LanguageF
     return replace(family, logits=output_head) if is_plain else family
 
 
-def _num_deepstack_levels(has_levels: bool, config: PreTrainedConfig) -> int:
-    return len(config.vision_config.deepstack_visual_indexes) if has_levels else 0
-
-
 def _layout(path: str, num_axes: int, model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
-    """Returns `rope_layout` for the placeholders of pictures and videos."""
+    """Returns `rope_layout` for the placeholders of pictures, videos and sounds."""
     if not prompt.placeholders:
         return PromptLayout(rope_offsets=(0,) * num_axes)
     token_types, num_runs = [_TEXT] * len(prompt.prompt_token_ids), 0
     for placeholder, inputs in zip(prompt.placeholders, prompt.language_inputs, strict=True):
-        kind = _VIDEO if any("video" in name for name in inputs) else _IMAGE
+        kind = _kind_of(inputs)
         own = list(placeholder.embed_positions())
         for position in own:
             token_types[position] = kind
@@ -72,14 +68,19 @@ def _layout(path: str, num_axes: int, model: PreTrainedModel, prompt: ProcessedP
     try:
         return rope_layout(model.get_submodule(path), prompt, token_types)
     except (IndexError, RuntimeError, ValueError) as error:
-        # Some models look for marks around a picture, and do not check whether they are there.
-        reason = f"the model finds no positions for the prompt's pictures: {type(error).__name__}"
+        # Some models look for marks around an item, and do not check whether they are there.
+        reason = f"the model finds no positions for the prompt's media: {type(error).__name__}"
         raise InvalidRequestError(reason, field="messages") from error
+
+
+def _kind_of(inputs: LanguageInputs) -> int:
+    kinds = {"video": _VIDEO, "audio": _AUDIO}
+    return next((kind for word, kind in kinds.items() if any(word in name for name in inputs)), _IMAGE)
 
 
 def rope_layout(owner: nn.Module, prompt: ProcessedPrompt, token_types: Sequence[int]) -> PromptLayout:
     """Returns the rotary positions that the model itself computes. `owner`: has `get_rope_index`. `token_types`: for
-    each token 0 for text, 1 for a picture, 2 for a video.
+    each token 0 for text, 1 for a picture, 2 for a video, 3 for a sound.
 
     As in `generate`, each axis continues from the prompt's last token. The model's own `rope_deltas` continue from the
     largest position of the prompt, often a position of a video's last frame."""

@@ -15,14 +15,14 @@ HFProcessor: TypeAlias = Any
 """The model's Hugging Face processor (a ProcessorMixin), which is not typed."""
 
 Kwargs: TypeAlias = Mapping[str, Any]
-"""Keyword arguments of the Hugging Face image or video processor."""
+"""Keyword arguments of the Hugging Face processor's part for the modality."""
 
 Option: TypeAlias = Callable[[HFProcessor, object], Kwargs]
 """A setting that a client may change per request: maps its value to keyword arguments. Raises InvalidRequestError for a
 value of a wrong type or out of bounds."""
 
 Size: TypeAlias = tuple[int, ...]
-"""(height, width) in pixels of a picture, (num_frames, height, width) of a video."""
+"""(height, width) in pixels of a picture, (num_frames, height, width) of a video, (num_samples,) of a sound."""
 
 Backend: TypeAlias = Literal["pil", "torchvision"]
 """The library that resizes and normalises pictures: Pillow with numpy, or torchvision."""
@@ -62,7 +62,7 @@ class Modality:
     `size_outputs`: the outputs that `expansion` reads, for an item of a size, computed without pixels; takes the
     processor, the numbers of the Size and the keyword arguments.
     `largest`: candidates for the size with the most tokens; no image has more tokens than the best of them. For videos,
-    the keyword arguments hold the limit of frames, as `max_frames`.
+    the keyword arguments hold the limit of frames, as `max_frames`; for sounds that of seconds, as `max_duration_s`.
     `decode`: turns encoded bytes into the input of `run`; raises InvalidRequestError. Replace it to add a file format.
     `blank`: a black item of a size, in the form of `decode`.
     `run`: processes a decoded item, into outputs.

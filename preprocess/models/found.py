@@ -1,21 +1,29 @@
-"""The processing of pictures for a model that no family declares, found by calling its Hugging Face processor."""
+"""The processing of pictures and sounds for a model that no family declares, found by calls of its processor."""
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 from transformers import PreTrainedConfig
 
-from raylens.modeling.found_model import find_model, placeholder_id
+from raylens.modeling.found_model import FoundModel, find_model, placeholder_id
 from raylens.preprocess.field_layout import Outputs, whole
-from raylens.preprocess.models.family import HFProcessor, Modality, ProcessorFamily
+from raylens.preprocess.media import AudioLimits, MediaLimits
+from raylens.preprocess.models.family import HFProcessor, Kwargs, Modality, ProcessorFamily, Size
 from raylens.preprocess.prompt_updates import FrameInsertion, Position, PromptReplacement
 
 _RATIOS = ((1, 1), (3, 4), (4, 3), (1, 2), (2, 1), (2, 5), (5, 2), (1, 4), (4, 1), (1, 8), (8, 1))
 _SIDES = (1600, 3600)
 """Shapes of the pictures among which the largest item is searched, and roots of their areas in pixels."""
+
+Samples = npt.NDArray[np.float32]
+"""The samples of a sound (num_samples,), at the processor's rate."""
+_LENGTHS = "audio_seqlens"
+"""The name under which `get_rope_index` takes the number of frames of each sound. No processor returns it."""
 
 _SIZES = [
     (int(side * (high / wide) ** 0.5), int(side * (wide / high) ** 0.5)) for side in _SIDES for high, wide in _RATIOS
@@ -43,9 +51,10 @@ def find_processor_family(
         expansion=lambda processor, outputs, kwargs: _expansion(processor, outputs, target(processor)),
         language_fields=tuple(positions),
     )
+    modalities = {"image": image} if found.sounds is None else {"image": image, "audio": _sound(config, found)}
     # With Pillow, transformers loads no processor that has a part for videos.
     return ProcessorFamily(
-        processor_class="AutoProcessor", modalities={"image": image}, frame=_frame, backends=("torchvision",)
+        processor_class="AutoProcessor", modalities=modalities, frame=_frame, backends=("torchvision",)
     )
 
 
@@ -88,12 +97,18 @@ def _texts(placeholder: int, processor: HFProcessor) -> Iterator[str]:
     yield str(processor.tokenizer.convert_ids_to_tokens(placeholder))
 
 
-def call_processor(processor: HFProcessor, text: str, pictures: Sequence[Any], **options: Any) -> Outputs:
-    """Returns all outputs for a prompt with its pictures, as tensors. Raises the processor's errors."""
+def call_processor(
+    processor: HFProcessor, text: str, pictures: Sequence[Any], sounds: Sequence[Samples] = (), **options: Any
+) -> Outputs:
+    """Returns all outputs for a prompt with its pictures and sounds, as tensors. Raises the processor's errors."""
     call = partial(processor, text=[text], return_tensors="pt", **options)
+    if sounds:
+        call = partial(call, audio=list(sounds))
     try:
         outputs: Outputs = call(images=[pictures]) if pictures else call()
     except ValueError:
+        if sounds:
+            raise
         # GOT-OCR takes a list of pictures for pages, and no text alone.
         outputs = call(images=pictures) if pictures else processor.tokenizer([text], return_tensors="pt")
     return outputs
@@ -105,9 +120,57 @@ def _run(processor: HFProcessor, picture: Any, text: str) -> Outputs:
 
 
 def _expansion(processor: HFProcessor, outputs: Outputs, text: str) -> str:
-    """Returns what the processor made of a picture's text. Some processors do not tell it: then it is the prompt."""
+    """Returns what the processor made of an item's text. Some processors do not tell it: then it is the prompt."""
     (told,) = outputs.get("text_replacement_offsets") or ([],)
     if told:
         (replaced,) = told
         return text.replace(replaced["text"], replaced["replacement"], 1)
     return str(processor.tokenizer.decode(outputs["input_ids"][0]))
+
+
+def _sound(config: Any, found: FoundModel) -> Modality:
+    """Returns the processing of sounds. The text for one in a prompt is its placeholder."""
+    lengths = [name for name in found.position_fields if name == _LENGTHS]
+
+    def token(processor: HFProcessor) -> str:
+        return str(processor.tokenizer.convert_ids_to_tokens(config.audio_token_id))
+
+    def run(processor: HFProcessor, samples: Samples, kwargs: Kwargs) -> Outputs:
+        options = {"add_special_tokens": False, "return_text_replacement_offsets": True}
+        outputs = dict(call_processor(processor, token(processor), [], [samples], **options))
+        return outputs | {name: outputs["feature_attention_mask"].sum(-1) for name in lengths}
+
+    return Modality(
+        fields=dict.fromkeys([*found.sound_fields, *lengths], whole),
+        update=lambda processor: PromptReplacement(token(processor)),
+        embed_token=token,
+        size_outputs=lambda processor, num_samples, kwargs: run(processor, _silence((num_samples,)), kwargs),
+        largest=lambda processor, kwargs: [(round(kwargs["max_duration_s"] * sampling_rate(processor)),)],
+        decode=_decoded,
+        blank=_silence,
+        run=run,
+        expansion=lambda processor, outputs, kwargs: _expansion(processor, outputs, token(processor)),
+        language_fields=tuple(lengths),
+    )
+
+
+def sampling_rate(processor: HFProcessor) -> int:
+    """Returns the samples a second of sounds that the processor takes."""
+    return int(processor._audio_processor.sampling_rate)
+
+
+def _silence(size: Size) -> Samples:
+    return np.zeros(size[0], dtype=np.float32)
+
+
+def _decoded(processor: HFProcessor, content: bytes, limits: MediaLimits, kwargs: Kwargs) -> Samples:
+    """Decodes a sound that the processor takes whole: some processors would cut off the end of a long one."""
+    # Only models that hear need PyAV.
+    from raylens.preprocess.audio import decode_audio
+
+    rate, extractor = sampling_rate(processor), processor._audio_processor
+    defaults = {name: one.default for name, one in inspect.signature(extractor.__call__).parameters.items()}
+    settings = {**defaults, **kwargs}
+    most = settings.get("max_length") or getattr(extractor, "n_samples", None)
+    seconds = most / rate if settings.get("truncation") is True and most else limits.audio.max_duration_s
+    return decode_audio(content, sampling_rate=rate, limits=AudioLimits(min(seconds, limits.audio.max_duration_s)))

@@ -14,7 +14,7 @@ from raylens.llm.engine import LLMEngine
 from raylens.llm.sampling.params import SamplingParams
 from raylens.modeling.found_model import find_model
 from raylens.modeling.model_configs import load_model_config
-from raylens.preprocess.schema import ItemTensors, ProcessedPrompt
+from raylens.preprocess.schema import ItemInfo, ItemTensors, ProcessedPrompt
 
 WAYS = ("alone", "together", "in chunks", "preempted", "cached prefix", "late embeddings")
 NUM_TOKENS = 24
@@ -33,21 +33,21 @@ class Case:
 
 
 def found_cases(checkpoint: str) -> list[Case]:
-    """Questions with one picture, two and none, through Preprocess and Encode."""
+    """Questions with pictures, sounds and neither, through Preprocess and Encode."""
     questions = questions_of(checkpoint)
     suppressed = suppressed_tokens(checkpoint)
     answers = answers_of(find_model(load_model_config(checkpoint)), checkpoint, questions, suppressed, NUM_TOKENS)
     encoder = EncoderEngine(EncoderConfig(checkpoint))
     bias = dict.fromkeys(suppressed, -100.0)
     return [
-        Case(question.prompt, _encoded(encoder, [tensors for _, tensors in question.items]), answer.token_ids, bias)
+        Case(question.prompt, _encoded(encoder, question.items), answer.token_ids, bias)
         for question, answer in zip(questions, answers, strict=True)
     ]
 
 
-def _encoded(encoder: EncoderEngine, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
-    for index, tensors in enumerate(items):
-        encoder.add_request(str(index), "image", tensors)
+def _encoded(encoder: EncoderEngine, items: Sequence[tuple[ItemInfo, ItemTensors]]) -> list[torch.Tensor]:
+    for index, (info, tensors) in enumerate(items):
+        encoder.add_request(str(index), info.modality, tensors)
     found: dict[str, torch.Tensor] = {}
     while encoder.has_unfinished():
         for output in encoder.step():

@@ -2,6 +2,7 @@
 
 import tempfile
 import warnings
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -15,6 +16,7 @@ from raylens.cpu_kernels.threads import usable_cores
 from raylens.deployments.stages.found_model_check import check_found_model
 from raylens.modeling.families import FAMILIES, SERVED_FAMILIES, load_family
 from raylens.modeling.torchvision_build import make_importable
+from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
 from tests.model_coverage.parity import WAYS, Case, found_cases, ways_that_differ
 from tests.model_coverage.small_checkpoints import save_small_checkpoint
 from tests.small_models import make_checkpoint, small_requests, whole_class
@@ -55,8 +57,7 @@ def _declared_row(model_type: str, folder: str) -> Row:
     model = whole_class(model_type).from_pretrained(folder).eval()
     requests = small_requests(model_type, model)
     cases = [Case(one.prompt, one.embeddings, one.expected) for one in requests]
-    modalities = load_family("preprocess", model_type).modalities
-    media = ", ".join({"image": "pictures", "video": "videos"}[one] for one in modalities)
+    media = _media(load_family("preprocess", model_type).modalities)
     return Row(model_type, "declared", media, _equal_ways(folder, cases))
 
 
@@ -69,7 +70,12 @@ def _found_row(model_type: str, folder: str) -> Row:
         check_found_model(folder, None)
     except ValueError as error:
         return Row(model_type, "refused", reason=_first_line(error))
-    return Row(model_type, "found", "pictures", _equal_ways(folder, found_cases(folder)))
+    media = _media(MultiModalProcessor(ProcessorConfig(folder)).items.modalities)
+    return Row(model_type, "found", media, _equal_ways(folder, found_cases(folder)))
+
+
+def _media(modalities: Iterable[str]) -> str:
+    return ", ".join({"image": "pictures", "video": "videos", "audio": "sounds"}[one] for one in modalities)
 
 
 def _equal_ways(folder: str, cases: list[Case]) -> tuple[bool, ...]:

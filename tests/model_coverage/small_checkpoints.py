@@ -40,6 +40,7 @@ class _Settings:
     processor: dict[str, Any] = field(default_factory=dict)
     images: dict[str, Any] = field(default_factory=dict)
     videos: dict[str, Any] = field(default_factory=dict)
+    sounds: dict[str, Any] = field(default_factory=dict)
 
 
 _TIMM_448 = {"model_args": {"img_size": [448, 448], "ref_feat_shape": [32, 32]}}
@@ -86,26 +87,33 @@ _SETTINGS = {
         processor={"patch_size": 14, "pooling_ratio": 2},
         images={"tile_size": 448, "max_num_tiles": 2, "size": _square(448)},
     ),
+    "qwen2_5_omni_thinker": _Settings(sounds={"feature_size": 128}),
+    "qwen3_omni_moe_thinker": _Settings(sounds={"feature_size": 128}),
     "qianfan_ocr": _Settings({"vision_config": {"image_size": 448}}, images={"size": _square(448)}),
 }
 
 
 def save_small_checkpoint(model_type: str, folder: Path) -> None:
     own = _SETTINGS.get(model_type, _Settings())
-    parts = {"image_processor": own.images, "video_processor": own.videos}
+    parts = {"image_processor": own.images, "video_processor": own.videos, "feature_extractor": own.sounds}
     processor = small_processor(model_type, own.processor, parts)
     config = small_config(model_type, keeps_images=True, changes=own.config)
     if "patch_size" not in own.processor:
         _fit(processor, config)
     text = _text_of_a_picture(processor)
     name_tokens(config, processor, text)
-    marks = [getattr(processor, f"vision_{edge}_token", "") for edge in ("bos", "eos")]
-    marked = text.join(map(str, marks))
+    seen, heard = (
+        _marked(text, processor, "vision"),
+        _marked(getattr(processor, "audio_token", None) or "", processor, "audio"),
+    )
     processor.chat_template = (
         "{%- for message in messages -%}{%- for part in message['content'] -%}"
-        f"{{%- if part['type'] == 'image' -%}}{{{{- {json.dumps(marked)} + ';' -}}}}"
+        f"{{%- if part['type'] == 'image' -%}}{{{{- {json.dumps(seen)} + ';' -}}}}"
+        f"{{%- elif part['type'] == 'audio' -%}}{{{{- {json.dumps(heard)} + ';' -}}}}"
         "{%- elif part['type'] == 'text' -%}{{- part['text'] -}}{%- endif -%}{%- endfor -%}{%- endfor -%}"
     )
+    # The calls so far have left settings that a published tokenizer does not have.
+    processor.tokenizer.backend_tokenizer.no_padding()
     processor.save_pretrained(folder)
     save_random_model(model_type, config, folder)
 
@@ -118,6 +126,10 @@ def _fit(processor: Any, config: Any) -> None:
             value = getattr(vision, setting, None)
             if hasattr(part, name) and isinstance(value, int):
                 setattr(part, name, value)
+
+
+def _marked(text: str, processor: Any, kind: str) -> str:
+    return text.join(str(getattr(processor, f"{kind}_{edge}_token", "")) for edge in ("bos", "eos"))
 
 
 def _text_of_a_picture(processor: Any) -> str:

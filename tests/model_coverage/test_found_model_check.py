@@ -144,9 +144,35 @@ def changed(load: Callable[..., tuple[Any, Any]], path: str) -> Callable[..., tu
     return load_changed
 
 
-def test_one_changed_weight_of_the_tower_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_small_checkpoint("glm46v", tmp_path)
-    changed_half = changed(load_vision_half, "model.visual.blocks.0.attn.proj.weight")
-    monkeypatch.setattr(found_model_check, "load_vision_half", changed_half)
-    with pytest.raises(SelfTestError, match="Encode: a picture's embeddings differ by"):
+@pytest.mark.parametrize(
+    ("model_type", "weight", "message"),
+    [
+        ("glm46v", "model.visual.blocks.0.attn.proj.weight", "Encode: a picture's embeddings differ by"),
+        ("qwen3_omni_moe_thinker", "model.audio_tower.proj1.weight", "Encode: a sound's embeddings differ by"),
+    ],
+)
+def test_one_changed_weight_of_a_tower_is_noticed(
+    model_type: str, weight: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_small_checkpoint(model_type, tmp_path)
+    monkeypatch.setattr(found_model_check, "load_vision_half", changed(load_vision_half, weight))
+    with pytest.raises(SelfTestError, match=message):
+        check_found_model(str(tmp_path), None)
+
+
+def test_models_that_hear_are_asked_with_sounds(tmp_path: Path) -> None:
+    save_small_checkpoint("qwen3_omni_moe_thinker", tmp_path)
+    questions = found_model_check.questions_of(str(tmp_path))
+    assert [[info.modality for info, _ in one.items] for one in questions[3:]] == [
+        ["audio"],
+        ["audio", "image", "audio"],
+    ]
+    assert "sounds by model.get_audio_features" in check_found_model(str(tmp_path), None)
+
+
+def test_sounds_without_their_lengths_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rotary positions depend on them."""
+    save_small_checkpoint("qwen3_omni_moe_thinker", tmp_path)
+    monkeypatch.setattr("raylens.preprocess.models.found._LENGTHS", "another")
+    with pytest.raises(SelfTestError, match="Generate: TypeError"):
         check_found_model(str(tmp_path), None)
