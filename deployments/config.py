@@ -45,7 +45,7 @@ class Budget(Settings):
 
     requests: int = Field(ge=1, description="in work")
     bytes: int = Field(ge=1, description="of bodies and fetched media, waiting requests included")
-    pixels: int = Field(ge=1, description="of pictures and videos, by their headers")
+    pixels: int = Field(ge=1, description="of pictures, by their headers; an estimate for videos and sounds")
     tokens: int = Field(ge=1, description="characters / 4 + answers x max_tokens (or 1024), 1/4 more per top logprob")
 
 

@@ -16,10 +16,13 @@ ATTENTION_NAME = "raylens_tiles"
 
 
 def use_tile_attention(tower: PreTrainedModel) -> None:
-    """Sets a loaded tower's attention to `tile_attention`."""
+    """Sets a loaded tower's attention to `tile_attention`, but in parts with attention of their own."""
     AttentionInterface.register(ATTENTION_NAME, tile_attention)
     AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
     tower.config._attn_implementation = ATTENTION_NAME
+    for part in tower.modules():
+        if isinstance(part, PreTrainedModel) and not part._supports_sdpa:  # such as Gemma 4's tower of sounds
+            part.config._attn_implementation = "eager"
 
 
 def tile_attention(

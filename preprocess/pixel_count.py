@@ -10,10 +10,10 @@ from itertools import islice
 from raylens.preprocess.image_metadata import MAX_METADATA_PARTS, jpeg_segments
 from raylens.preprocess.media import MediaLimits
 
-VIDEO_PIXELS_PER_BYTE = 16
-"""The work of one byte of video, in pixels. This is an estimate, because only parsing the container would show the
-number of frames. H.264 has some 100 pixels a byte. All of them are decoded, at a fraction of a JPEG's cost, and some
-are converted to RGB."""
+PIXELS_PER_BYTE = 16
+"""The work of one byte of video or sound, in pixels. This is an estimate, because only parsing the container would show
+the number of frames. H.264 has some 100 pixels a byte. All of them are decoded, at a fraction of a JPEG's cost, and
+some are converted to RGB. A byte of MP3 takes as long as 16 pixels of a JPEG, one of WAV as 2, one of Opus as 40."""
 
 _PNG_START = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of segments with the picture's size
@@ -24,9 +24,9 @@ _MAX_TIFF_ENTRIES = 64  # entries are sorted, with width and height among the fi
 def work_pixels(modality: str, content: bytes, limits: MediaLimits) -> int:
     """Returns an item's work in pixels, capped by `limits`, because a larger item is rejected without work.
 
-    For a picture this is width x height, for a video an estimate from its number of bytes. Never raises."""
-    if modality == "video":
-        return min(len(content) * VIDEO_PIXELS_PER_BYTE, limits.video.max_total_pixels)
+    For a picture this is width x height, for others an estimate from the number of bytes. Never raises."""
+    if modality != "image":
+        return min(len(content) * PIXELS_PER_BYTE, limits.video.max_total_pixels)
     return min(count_pixels(content), limits.max_image_pixels)
 
 

@@ -61,18 +61,30 @@ class VideoUrl(WireModel):
     url: Url
 
 
+class AudioUrl(WireModel):
+    url: Url
+
+
+class InputAudio(WireModel):
+    """A sound in base64. `format` is a hint that the server ignores: the bytes show the format."""
+
+    data: Url
+    format: str | None = None
+
+
 def _object_of(value: object) -> object:
     return {"url": value} if isinstance(value, str) else value
 
 
 AnyImageUrl = Annotated[ImageUrl, BeforeValidator(_object_of, json_schema_input_type=ImageUrl | str)]
 AnyVideoUrl = Annotated[VideoUrl, BeforeValidator(_object_of, json_schema_input_type=VideoUrl | str)]
+AnyAudioUrl = Annotated[AudioUrl, BeforeValidator(_object_of, json_schema_input_type=AudioUrl | str)]
 """A URL as an object, or as a plain text."""
 
 
 class MediaPart(Part):
-    """A picture or a video. `uuid` is the client's own name for the item. Once an item was sent with its name, later
-    requests may send the name alone, for as long as the server keeps the item."""
+    """A picture, a video or a sound. `uuid` is the client's own name for the item. Once an item was sent with its name,
+    later requests may send the name alone, for as long as the server keeps the item."""
 
     modality: ClassVar[str] = "image"
     is_precomputed: ClassVar[bool] = False
@@ -111,6 +123,28 @@ class VideoPart(MediaPart):
     @property
     def url(self) -> str | None:
         return None if self.video_url is None else self.video_url.url
+
+
+class AudioPart(MediaPart):
+    modality = "audio"
+    type: Literal["audio_url"]
+    audio_url: AnyAudioUrl | None = None
+
+    @property
+    def url(self) -> str | None:
+        return None if self.audio_url is None else self.audio_url.url
+
+
+class InputAudioPart(MediaPart):
+    """A sound in OpenAI's form."""
+
+    modality = "audio"
+    type: Literal["input_audio"]
+    input_audio: InputAudio | None = None
+
+    @property
+    def url(self) -> str | None:
+        return None if self.input_audio is None else f"data:;base64,{self.input_audio.data}"
 
 
 class InputImagePart(MediaPart):
@@ -159,15 +193,16 @@ def type_by_field(*same: str, **types: str) -> BeforeValidator:
     return BeforeValidator(with_type)
 
 
+_TYPED_BY_FIELD = ("text", "refusal", "image_url", "video_url", "audio_url", "input_audio", "image_embeds")
 ContentPart = Annotated[
-    TextPart | RefusalPart | ImagePart | VideoPart | InputImagePart | ImageEmbedsPart,
+    TextPart | RefusalPart | ImagePart | VideoPart | AudioPart | InputAudioPart | InputImagePart | ImageEmbedsPart,
     Field(discriminator="type"),
-    type_by_field("text", "refusal", "image_url", "video_url", "image_embeds", file_id="input_image"),
+    type_by_field(*_TYPED_BY_FIELD, file_id="input_image"),
 ]
 InputPart = Annotated[
-    InputText | RefusalPart | InputImagePart,
+    InputText | RefusalPart | InputImagePart | InputAudioPart,
     Field(discriminator="type"),
-    type_by_field("refusal", text="input_text", image_url="input_image", file_id="input_image"),
+    type_by_field("refusal", "input_audio", text="input_text", image_url="input_image", file_id="input_image"),
 ]
 InputContent = str | Annotated[list[InputPart], Field(max_length=10_000, fail_fast=True)]
 Content = str | Sequence[TextPart | InputText | RefusalPart | MediaPart]

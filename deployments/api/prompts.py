@@ -44,11 +44,12 @@ class MediaItem(WireModel):
     uuid: Name | None = None
 
 
+Modality = Literal["image", "video", "audio"]
 MediaItems = Url | MediaItem | Annotated[list[Url | MediaItem], Field(max_length=1024, fail_fast=True)]
 
 
 class PromptMedia(WireModel):
-    multi_modal_data: Annotated[dict[Literal["image", "video"], MediaItems], at_most(2)] | None = Field(
+    multi_modal_data: Annotated[dict[Modality, MediaItems], at_most(3)] | None = Field(
         None, description="media for the placeholders in the prompt, by modality: URLs, or objects with url and uuid"
     )
 
@@ -62,7 +63,7 @@ def split_pictures(text: str) -> tuple[list[str | None], list[str]]:
 
 
 def prompt_and_media(
-    prompt: str | list[int], beside: dict[Literal["image", "video"], MediaItems] | None, field: str
+    prompt: str | list[int], beside: dict[Modality, MediaItems] | None, field: str
 ) -> tuple[Prompt, list[MediaSource]]:
     """Returns the prompt and its media, from the text or `beside`. Raises InvalidRequestError for media in both."""
     if isinstance(prompt, str):

@@ -15,7 +15,10 @@ from raylens.deployments.endpoint.deadline import DeadlineError
 from raylens.deployments.stages import stage_calls
 from raylens.preprocess.schema import InvalidRequestError
 
-_PARTS = ("text", "refusal", "image_url", "video_url", "input_image", "image_embeds", "input_text", "output_text")
+_PARTS = (
+    *("text", "refusal", "input_text", "output_text", "image_url", "video_url", "audio_url"),
+    *("input_image", "input_audio", "image_embeds"),
+)
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 _RETRY_SECONDS = 2.0
 """Retry-After for an unavailable stage: about the time in which Ray Serve replaces a replica."""

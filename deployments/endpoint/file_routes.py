@@ -36,9 +36,9 @@ class FileRoutes:
         expires_after_anchor: Annotated[Literal["created_at"], Form(alias="expires_after[anchor]")] = "created_at",
         expires_after_seconds: Annotated[int | None, Form(alias="expires_after[seconds]", ge=1)] = None,
     ) -> File:
-        """Keeps a picture or a video for later requests of the same API key. These name it by its id: as `file_id` of
-        `input_image`, or as the URL `upload:<id>` wherever a URL is taken. `expires_after` shortens the time that it is
-        kept."""
+        """Keeps a picture, a video or a sound for later requests of the same API key. These name it by its id: as
+        `file_id` of `input_image`, or as the URL `upload:<id>` wherever a URL is taken. `expires_after` shortens the
+        time that it is kept."""
         name, content = (file.filename or "")[:256], await file.read()
         upload = await self._uploads.add(
             call.caller.cache_salt, name, purpose, content, max_age_s=expires_after_seconds

@@ -67,7 +67,7 @@ class GenerationRoutes:
         post("/v1/responses", self.responses, response_model=ResponseObject)
 
     async def chat_completions(self, body: ChatCompletionRequest, call: HttpCall) -> Response:
-        """Answers a conversation that may hold pictures and videos, all at once or as server-sent events."""
+        """Answers a conversation that may hold pictures, videos and sounds, all at once or as server-sent events."""
         return await self._converse(body, call, "chatcmpl-", ChatAnswer)
 
     async def completions(self, body: CompletionRequest, call: HttpCall) -> Response:

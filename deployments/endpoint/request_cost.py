@@ -63,9 +63,9 @@ def data_url_pixels(source: MediaSource, limits: MediaLimits) -> int:
     data = source.data
     if data is None or source.is_precomputed:
         return 0
-    if source.modality == "video":
+    if source.modality != "image":
         head = data.head(_HEAD_BYTES)
-        return work_pixels("video", head, limits) * -(-data.num_bytes // _HEAD_BYTES)
+        return work_pixels(source.modality, head, limits) * -(-data.num_bytes // _HEAD_BYTES)
     head = data.head(_SHORT_HEAD_BYTES)
     if is_cut_off(head) and data.num_bytes > _SHORT_HEAD_BYTES:
         head = data.head(_HEAD_BYTES)

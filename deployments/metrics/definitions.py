@@ -18,9 +18,10 @@ from raylens.preprocess.cache import ItemCache
 if TYPE_CHECKING:
     from raylens.llm.outputs import EngineStats
 
-MODALITIES = ("text", "image", "video", "image+video")
-"""The modality of a request: all item kinds in its prompt, or text."""
-ITEM_MODALITIES = ("image", "video")
+FIRST_MODALITIES = ("text", "image")
+"""The modalities of a request whose series start at 0. A request's modality is text, or all item kinds in its prompt,
+such as audio+image."""
+ITEM_MODALITIES = ("image", "video", "audio")
 STAGES = ("shared", "preprocess", "encode", "generate")
 ADMISSION_REASONS = ("bytes", "pixels", "queue", "queue_of_key", "queue_seconds")
 RESOURCES = ("requests", "bytes", "pixels", "tokens")
@@ -69,7 +70,7 @@ class RequestTimes:
 
     def __init__(self, models: Sequence[str]) -> None:
         model: dict[str, Sequence[str]] = {"model": models}
-        modality = {**model, "modality": MODALITIES[:2]}
+        modality = {**model, "modality": FIRST_MODALITIES}
         cached = {**modality, "cached": ("yes", "no")}
         self.time_to_first_token = _latency("time_to_first_token_seconds", "From arrival to the first token", **cached)
         self.inter_token_latency = _token_latency(

@@ -19,9 +19,10 @@ _CLIENT_CODES = (
     *("empty_media", "invalid_base64", "invalid_data_url", "invalid_media_url", "media_fetch_disabled"),
     *("media_fetch_failed", "media_local_disabled", "media_not_cached", "media_too_large", "media_url_forbidden"),
     *("invalid_tensors", "item_too_large", "unsupported_modality", "unsupported_size"),
-    # of pictures and videos
+    # of pictures, videos and sounds
     *("image_too_large", "image_too_small", "invalid_image", "corrupt_video", "invalid_frames", "invalid_video"),
     *("too_many_frames", "video_too_large", "video_too_long", "video_too_short", "video_too_small"),
+    *("audio_too_long", "audio_too_short", "corrupt_audio", "invalid_audio"),
 )
 """Errors that the client can fix, and the ingress's own."""
 _STAGE_CODES = ("stage_unavailable", "StageFailedError")

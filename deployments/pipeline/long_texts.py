@@ -15,7 +15,10 @@ _MARKS = (b'"', b"\\", b",", b"[", b"{")
 _NUMBER_DIGITS = 8  # hexadecimal, of a stretch in its mark
 _LONGEST_ESCAPE = 5  # bytes of "\\uXXXX" behind its backslash
 _BODIES_OF_MEDIA = frozenset({"messages", "input", "prompt", "multi_modal_data"})
-_MEDIA_KEYS = frozenset({"url", "image_url", "video_url", "image_embeds", "image", "video"})
+_MEDIA_KEYS = frozenset(
+    {"url", "image_url", "video_url", "audio_url", "image_embeds", "image", "video", "audio"}
+    | {"data"}  # of input_audio
+)
 _PICTURE_IN_TEXT = re.compile(r'(<img src="data:[^"]*">)')
 
 

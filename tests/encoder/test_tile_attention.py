@@ -14,7 +14,11 @@ from raylens.encoder import tile_attention as module
 from raylens.encoder.config import EncoderConfig, PartConfig
 from raylens.encoder.loader import load_vision_half
 from raylens.encoder.tile_attention import tile_attention
+from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
+from raylens.preprocess.schema import ItemTensors
+from tests.model_coverage.small_checkpoints import save_small_checkpoint
 from tests.small_models import make_checkpoint
+from tests.sounds import noise, recorded
 
 NUM_TILES, NUM_HEADS, NUM_PATCHES, HEAD_DIM = 3, 2, 37, 12
 
@@ -61,3 +65,20 @@ def test_a_packed_tower_attends_by_kernels(
     pixels = torch.zeros(1, 3, half.config.vision_config.image_size, half.config.vision_config.image_size)
     half.model.vision_tower(pixels)
     assert kernels.call_count == num_calls == (half.config.vision_config.num_hidden_layers if num_calls else 0)
+
+
+@pytest.mark.parametrize("model_type", ["gemma4", "qwen3_omni_moe_thinker"])
+def test_sounds_of_a_packed_tower_are_those_of_a_plain_one(model_type: str, tmp_path: Path) -> None:
+    """Gemma 4's tower of sounds has attention of its own, and masks that only this one takes."""
+    save_small_checkpoint(model_type, tmp_path)
+    items = MultiModalProcessor(ProcessorConfig(str(tmp_path))).items
+    _, item = items.process("audio", recorded(noise(1.0)))
+    plain, packed = (encoded_by(PartConfig(linear=linear), tmp_path, item) for linear in ("plain", "packed"))
+    torch.testing.assert_close(packed, plain, rtol=1e-4, atol=1e-4)
+
+
+def encoded_by(part: PartConfig, checkpoint: Path, item: ItemTensors) -> torch.Tensor:
+    half, family = load_vision_half(EncoderConfig(str(checkpoint), tower=part, projector=part))
+    with torch.inference_mode():
+        (rows,) = family.modalities["audio"].encode(half, [item])
+    return rows

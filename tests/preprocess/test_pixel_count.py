@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from raylens.preprocess.media import MediaLimits, VideoLimits
-from raylens.preprocess.pixel_count import VIDEO_PIXELS_PER_BYTE, count_pixels, is_cut_off, work_pixels
+from raylens.preprocess.pixel_count import PIXELS_PER_BYTE, count_pixels, is_cut_off, work_pixels
 from tests.pictures import encoded
 
 STARTS = [
@@ -116,6 +116,6 @@ def test_work_is_at_most_what_the_limits_let_through() -> None:
     assert work_pixels("image", picture, limits) == 600
     assert work_pixels("image", encoded(Image.new("RGB", (30, 40))), limits) == 1000
     assert work_pixels("image", bytes(5000), limits) == 1000
-    assert work_pixels("video", bytes(10), limits) == 10 * VIDEO_PIXELS_PER_BYTE
+    assert work_pixels("video", bytes(10), limits) == work_pixels("audio", bytes(10), limits) == 10 * PIXELS_PER_BYTE
     # A GIF may be a video: its header tells of one frame.
     assert work_pixels("video", encoded(Image.new("P", (30, 20)), "GIF") + bytes(5000), limits) == 2000

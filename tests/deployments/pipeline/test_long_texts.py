@@ -50,13 +50,21 @@ def test_pictures_are_left_out_of_what_is_parsed(chunk_bytes: int) -> None:
 SAFE_IN_URLS = f"data:image/png;base64,{base64.urlsafe_b64encode(os.urandom(3 * SLICE_BYTES + 1)).decode().rstrip('=')}"
 
 
-@pytest.mark.parametrize("key", ["image_url", "video_url"])
+@pytest.mark.parametrize("key", ["image_url", "video_url", "audio_url"])
 def test_a_url_that_is_a_plain_text_is_left_out_too(key: str) -> None:
     kept, texts = read(json.dumps(chat({key: SAFE_IN_URLS}, {"text": "What?"})).encode())
     assert len(kept) < 2 * SLICE_BYTES + 1000
     url = texts.restored(from_json(kept))["messages"][0]["content"][0][key]
     assert len(url) < 2 * SLICE_BYTES
     assert b"".join(texts.pieces(url)) == SAFE_IN_URLS.encode()
+
+
+def test_a_sound_in_base64_is_left_out_too() -> None:
+    body = chat({"type": "input_audio", "input_audio": {"data": LONG, "format": "wav"}}, {"text": "What?"})
+    kept, texts = read(json.dumps(body).encode())
+    assert len(kept) < 2 * SLICE_BYTES + 1000
+    data = texts.restored(from_json(kept))["messages"][0]["content"][0]["input_audio"]["data"]
+    assert b"".join(texts.pieces(data)) == LONG.encode()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,177 @@
+"""Models that hear, over HTTP: greedy tokens equal those of `generate` on what the model's processor makes of the same
+sounds, and a client's mistake is a 400 that names the part."""
+
+import base64
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig
+
+from raylens.deployments.config import AppConfig
+from raylens.deployments.launch.demo import picture_part
+from raylens.deployments.launch.local_cluster import deployed_app
+from raylens.deployments.stages.found_model_check import known_inputs
+from raylens.modeling.found_model import arguments_of
+from raylens.preprocess.audio import decode_audio
+from raylens.preprocess.data_url import data_url
+from raylens.preprocess.media import AudioLimits
+from raylens.preprocess.models.found import call_processor
+from tests.model_coverage.small_checkpoints import save_small_checkpoint
+from tests.pictures import encoded
+from tests.preprocess.parity import picture
+from tests.sounds import RATE, noise, recorded, tone
+
+NUM_TOKENS = 12
+LIMITS = {"audio": {"max_duration_s": 8}}
+WAV = recorded(noise(1.0))
+STEREO_MP3 = recorded(
+    tone(1.5, 44_100), tone(1.5, 44_100, pitch=900), file_format="mp3", encoder="libmp3lame", rate=44_100
+)
+FLAC = recorded(noise(1.0, seed=1), file_format="flac", encoder="flac")
+
+
+def in_base64(content: bytes, file_format: str) -> dict[str, Any]:
+    data = base64.b64encode(content).decode()
+    return {"type": "input_audio", "input_audio": {"data": data, "format": file_format}}
+
+
+def by_url(content: bytes) -> dict[str, Any]:
+    return {"type": "audio_url", "audio_url": {"url": data_url(content, "audio/flac")}}
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def pictured(index: int) -> dict[str, Any]:
+    return picture_part(encoded(picture(index)))
+
+
+QUESTIONS: list[tuple[list[dict[str, Any]], list[int], list[bytes]]] = [
+    ([in_base64(WAV, "wav"), text("What is said?")], [], [WAV]),
+    ([in_base64(STEREO_MP3, "mp3"), text("What is said?")], [], [STEREO_MP3]),
+    ([pictured(0), in_base64(WAV, "wav"), text("What is it?")], [0], [WAV]),
+    ([by_url(FLAC), text("between"), pictured(1), by_url(WAV), text("What?")], [1], [FLAC, WAV]),
+    ([pictured(1), text("What is it?")], [1], []),
+]
+"""The parts of a message, and its pictures and sounds. Sounds of a prompt are equally long: see docs/."""
+
+
+PART = "messages[0].content[1].input_audio"
+MISTAKES: list[tuple[dict[str, Any], str, str, str]] = [
+    (in_base64(b"", "wav"), PART, "empty_media", "0 bytes"),
+    (in_base64(WAV[: len(WAV) // 2], "wav"), PART, "corrupt_audio", "is cut off"),
+    (in_base64(bytes(1000), "wav"), PART, "invalid_audio", "WAV, MP3, FLAC, Ogg, M4A, WebM or AAC"),
+    (in_base64(encoded(picture(0)), "wav"), PART, "invalid_audio", "not audio of a known format"),
+    (in_base64(recorded(tone(0.02)), "wav"), PART, "audio_too_short", "0.02 s long, the least is 0.1 s"),
+    (in_base64(recorded(tone(8.5)), "wav"), PART, "audio_too_long", "longer than 8 s, the limit"),
+    ({"type": "input_audio", "input_audio": {"data": "?"}}, PART, "invalid_base64", "not valid base64"),
+    ({"type": "input_audio", "input_audio": {"format": "wav"}}, f"{PART}.data", "invalid_value", "Field required"),
+    (by_url(b"x"), "messages[0].content[1].audio_url", "invalid_audio", "1 bytes"),
+    ({"type": "audio_url", "audio_url": "ftp://a/b"}, "messages[0].content[1].audio_url", "invalid_media_url", "https"),
+]
+"""A part, the field in its error, the error's code, and words of its message."""
+
+
+class Oracle:
+    """The whole model and its processor."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._processor: Any = AutoProcessor.from_pretrained(checkpoint)
+        self._model: Any = AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        self._model.generation_config = GenerationConfig()
+        self.suppressed = sorted(self._processor.tokenizer.added_tokens_decoder)
+
+    def expected(
+        self, parts: list[dict[str, Any]], pictures: list[int], sounds: list[bytes]
+    ) -> tuple[list[int], list[int]]:
+        kinds = {"image_url": "image", "input_audio": "audio", "audio_url": "audio"}
+        content = [{**part, "type": kinds.get(part["type"], part["type"])} for part in parts]
+        prompt = self._processor.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+        samples = [decode_audio(one, sampling_rate=RATE, limits=AudioLimits()) for one in sounds]
+        images = [picture(index) for index in pictures]
+        inputs = dict(call_processor(self._processor, prompt, images, samples, return_mm_token_type_ids=True))
+        inputs = known_inputs(inputs, arguments_of(self._model.forward))
+        greedy = GenerationConfig(
+            max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0, suppress_tokens=self.suppressed
+        )
+        ids = inputs["input_ids"][0].tolist()
+        with torch.inference_mode():
+            output = self._model.generate(**inputs, generation_config=greedy)
+        return ids, output[0, len(ids) :].tolist()
+
+
+class Served:
+    def __init__(self, url: str, suppressed: list[int] = []) -> None:  # noqa: B006
+        self.url = url
+        self._bias = dict.fromkeys(map(str, suppressed), -100)
+
+    def post(self, *parts: dict[str, Any]) -> httpx.Response:
+        body = {
+            "model": "small",
+            "messages": [{"role": "user", "content": list(parts)}],
+            "temperature": 0,
+            "max_tokens": NUM_TOKENS,
+            "logit_bias": self._bias,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+        return httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=120)
+
+    def answer(self, parts: list[dict[str, Any]]) -> Any:
+        response = self.post(*parts)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def refusal(self, *parts: dict[str, Any]) -> tuple[int, str, str, str]:
+        response = self.post(*parts)
+        error = response.json()["error"]
+        return response.status_code, error["param"], error["code"], error["message"]
+
+    def metric(self, name: str) -> float:
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        return sum(
+            float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name) and 'modality="audio"' in line
+        )
+
+
+def settings(checkpoint: Path) -> AppConfig:
+    return AppConfig.model_validate(
+        {"model": str(checkpoint), "served_model_name": "small", "media": {"limits": LIMITS}}
+    )
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        "qwen3_omni_moe_thinker",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("qwen2_5_omni_thinker", "gemma4")),
+    ],
+)
+def test_answers_are_those_of_generate(model_type: str, tmp_path: Path, ray_port: int) -> None:
+    save_small_checkpoint(model_type, tmp_path)
+    oracle = Oracle(tmp_path)
+    with deployed_app(settings(tmp_path), host="127.0.0.1", port=ray_port) as url:
+        served = Served(url, oracle.suppressed)
+        with ThreadPoolExecutor(len(QUESTIONS)) as pool:
+            completions = list(pool.map(served.answer, [parts for parts, _, _ in QUESTIONS]))
+        again = served.answer(QUESTIONS[2][0])
+        health = httpx.get(f"{url}/health").json()
+        cards = httpx.get(f"{url}/v1/models").json()["data"]
+        refusals = [served.refusal(text("What?"), part) for part, *_ in MISTAKES]
+        hits = served.metric("raylens_encoder_cache_hits")
+    answers = [(one["prompt_token_ids"], one["choices"][0]["token_ids"]) for one in completions]
+    expected = [oracle.expected(*question) for question in QUESTIONS]
+    assert answers == expected
+    assert len({tuple(answer) for _, answer in answers}) == len(QUESTIONS), "answers must depend on the input"
+    assert [one["usage"]["prompt_tokens"] for one in completions] == [len(ids) for ids, _ in expected]
+    assert again["choices"][0]["token_ids"] == answers[2][1]
+    assert hits >= 1, "the same sound is encoded once"
+    assert "get_audio_features" in health["details"]["generate"]["family"]
+    assert cards[0]["modalities"] == ["image", "audio"]
+    assert [refusal[:3] for refusal in refusals] == [(400, field, code) for _, field, code, _ in MISTAKES]
+    assert all(words in message for (*_, words), (*_, message) in zip(MISTAKES, refusals, strict=True))
