@@ -6,12 +6,14 @@ from raylens.modeling.torchvision_build import make_importable
 
 
 def load_model_config(model: str, revision: str | None = None) -> PreTrainedConfig:
-    """Returns the configuration of a checkpoint, a folder or a hub id. Runs no code of the checkpoint.
+    """Returns the configuration of a checkpoint, a folder or a hub id. For a model that also speaks (Qwen-Omni) it is
+    that of the part that hears, sees and writes, the thinker. Runs no code of the checkpoint.
 
     Raises the errors of `AutoConfig.from_pretrained`."""
     register_model_configs()
     config: PreTrainedConfig = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
-    return config
+    thinker: PreTrainedConfig | None = getattr(config, "thinker_config", None)
+    return config if thinker is None else thinker
 
 
 def register_model_configs() -> None:

@@ -125,8 +125,8 @@ def _shorten(found: FoundModel, config: PreTrainedConfig, language: LanguageFami
         if file.name != "config.json":
             (target / file.name).symlink_to(file.resolve())
     settings = json.loads((folder / "config.json").read_text())
-    text_config = config.get_text_config()
-    text = settings if text_config is config else _settings_of(text_config, settings)
+    own, text_config = settings.get("thinker_config", settings), config.get_text_config()
+    text = own if text_config is config else _settings_of(text_config, own)
     depth, num_layers = text_config.num_hidden_layers, _num_kinds(found, config, language)
     # Layers that share a cache, have rows in one table, or get features of pictures by their number, keep it.
     is_whole = any(getattr(text_config, name, None) for name in ("num_kv_shared_layers", "hidden_size_per_layer_input"))

@@ -2,6 +2,7 @@
 sounds, and a client's mistake is a 400 that names the part."""
 
 import base64
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from raylens.preprocess.audio import decode_audio
 from raylens.preprocess.data_url import data_url
 from raylens.preprocess.media import AudioLimits
 from raylens.preprocess.models.found import call_processor
-from tests.model_coverage.small_checkpoints import save_small_checkpoint
+from tests.model_coverage.small_checkpoints import save_small_checkpoint, save_with_a_talker
 from tests.pictures import encoded
 from tests.preprocess.parity import picture
 from tests.sounds import RATE, noise, recorded, tone
@@ -153,9 +154,14 @@ def settings(checkpoint: Path) -> AppConfig:
     ],
 )
 def test_answers_are_those_of_generate(model_type: str, tmp_path: Path, ray_port: int) -> None:
-    save_small_checkpoint(model_type, tmp_path)
-    oracle = Oracle(tmp_path)
-    with deployed_app(settings(tmp_path), host="127.0.0.1", port=ray_port) as url:
+    own, served_folder = tmp_path / "own", tmp_path / "served"
+    for folder in (own, served_folder):
+        folder.mkdir()
+    save_small_checkpoint(model_type, own)
+    oracle = Oracle(own)
+    is_thinker = model_type.endswith("_thinker")  # published with its talker
+    save_with_a_talker(own, served_folder) if is_thinker else shutil.copytree(own, served_folder, dirs_exist_ok=True)
+    with deployed_app(settings(served_folder), host="127.0.0.1", port=ray_port) as url:
         served = Served(url, oracle.suppressed)
         with ThreadPoolExecutor(len(QUESTIONS)) as pool:
             completions = list(pool.map(served.answer, [parts for parts, _, _ in QUESTIONS]))

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
@@ -126,6 +128,18 @@ def _fit(processor: Any, config: Any) -> None:
             value = getattr(vision, setting, None)
             if hasattr(part, name) and isinstance(value, int):
                 setattr(part, name, value)
+
+
+def save_with_a_talker(thinker: Path, folder: Path) -> None:
+    """Copies the checkpoint of an Omni model's thinker in the form of the published ones, which speak, too."""
+    for file in thinker.iterdir():
+        shutil.copy(file, folder)
+    settings = json.loads((thinker / "config.json").read_text())
+    model_type = settings["model_type"].removesuffix("_thinker")
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type, "thinker_config": settings}))
+    weights = {f"thinker.{name}": weight for name, weight in load_file(thinker / "model.safetensors").items()}
+    weights["talker.codec_head.weight"] = torch.zeros(4, 4)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
 def _marked(text: str, processor: Any, kind: str) -> str:

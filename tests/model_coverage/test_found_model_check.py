@@ -17,7 +17,7 @@ from raylens.llm.indexers import ChosenPositions, _choose
 from raylens.llm.reference_windows import ReferenceWindows
 from raylens.modeling.families import FAMILIES, PARTLY_FOUND
 from tests.model_coverage.parity import found_cases, ways_that_differ
-from tests.model_coverage.small_checkpoints import save_small_checkpoint
+from tests.model_coverage.small_checkpoints import save_small_checkpoint, save_with_a_talker
 from tests.small_models import make_checkpoint
 
 ACCEPTED = (
@@ -158,6 +158,15 @@ def test_one_changed_weight_of_a_tower_is_noticed(
     monkeypatch.setattr(found_model_check, "load_vision_half", changed(load_vision_half, weight))
     with pytest.raises(SelfTestError, match=message):
         check_found_model(str(tmp_path), None)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"])
+def test_the_thinker_of_a_model_that_speaks_is_accepted(model_type: str, tmp_path: Path) -> None:
+    (tmp_path / "thinker").mkdir()
+    (tmp_path / "whole").mkdir()
+    save_small_checkpoint(model_type, tmp_path / "thinker")
+    save_with_a_talker(tmp_path / "thinker", tmp_path / "whole")
+    assert check_found_model(str(tmp_path / "whole"), None) == check_found_model(str(tmp_path / "thinker"), None)
 
 
 def test_models_that_hear_are_asked_with_sounds(tmp_path: Path) -> None:
