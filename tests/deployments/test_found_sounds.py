@@ -87,12 +87,16 @@ class Oracle:
         self._model.generation_config = GenerationConfig()
         self.suppressed = sorted(self._processor.tokenizer.added_tokens_decoder)
 
+    def prompt(self, parts: list[dict[str, Any]]) -> str:
+        kinds = {"image_url": "image", "input_audio": "audio", "audio_url": "audio"}
+        content = [{**part, "type": kinds.get(part["type"], part["type"])} for part in parts]
+        prompt: str = self._processor.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+        return prompt
+
     def expected(
         self, parts: list[dict[str, Any]], pictures: list[int], sounds: list[bytes]
     ) -> tuple[list[int], list[int]]:
-        kinds = {"image_url": "image", "input_audio": "audio", "audio_url": "audio"}
-        content = [{**part, "type": kinds.get(part["type"], part["type"])} for part in parts]
-        prompt = self._processor.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+        prompt = self.prompt(parts)
         samples = [decode_audio(one, sampling_rate=RATE, limits=AudioLimits()) for one in sounds]
         images = [picture(index) for index in pictures]
         inputs = dict(call_processor(self._processor, prompt, images, samples, return_mm_token_type_ids=True))
@@ -112,16 +116,25 @@ class Served:
         self._bias = dict.fromkeys(map(str, suppressed), -100)
 
     def post(self, *parts: dict[str, Any]) -> httpx.Response:
-        body = {
-            "model": "small",
-            "messages": [{"role": "user", "content": list(parts)}],
-            "temperature": 0,
-            "max_tokens": NUM_TOKENS,
-            "logit_bias": self._bias,
-            "ignore_eos": True,
-            "return_token_ids": True,
-        }
-        return httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=120)
+        body = {"messages": [{"role": "user", "content": list(parts)}], "max_tokens": NUM_TOKENS}
+        return self._sent("chat/completions", **body, return_token_ids=True)
+
+    def _sent(self, route: str, **body: Any) -> httpx.Response:
+        common = {"model": "small", "temperature": 0, "logit_bias": self._bias, "ignore_eos": True}
+        return httpx.post(f"{self.url}/v1/{route}", json=common | body, timeout=120)
+
+    def answers_in_other_ways(self, prompt: str) -> list[str]:
+        """The first question as a completion, in the Responses API, by the name of its sound and by an uploaded one."""
+        media = {"audio": data_url(WAV, "audio/wav")}
+        completion = self._sent("completions", prompt=prompt, multi_modal_data=media, max_tokens=NUM_TOKENS).json()
+        input_ = [{"role": "user", "content": [in_base64(WAV, "wav"), {"text": "What is said?"}]}]
+        response = self._sent("responses", input=input_, max_output_tokens=NUM_TOKENS).json()
+        self.answer([{**in_base64(WAV, "wav"), "uuid": "a sound"}])
+        named = self.answer([{"type": "audio_url", "uuid": "a sound"}, text("What is said?")])
+        file = httpx.post(f"{self.url}/v1/files", files={"file": ("a.wav", WAV)}, data={"purpose": "vision"}).json()
+        by_id = self.answer([{"audio_url": f"upload:{file['id']}"}, text("What is said?")])
+        chats = [one["choices"][0]["message"]["content"] for one in (named, by_id)]
+        return [completion["choices"][0]["text"], response["output"][0]["content"][0]["text"], *chats]
 
     def answer(self, parts: list[dict[str, Any]]) -> Any:
         response = self.post(*parts)
@@ -168,6 +181,7 @@ def test_answers_are_those_of_generate(model_type: str, tmp_path: Path, ray_port
         again = served.answer(QUESTIONS[2][0])
         health = httpx.get(f"{url}/health").json()
         cards = httpx.get(f"{url}/v1/models").json()["data"]
+        others = served.answers_in_other_ways(oracle.prompt(QUESTIONS[0][0]))
         refusals = [served.refusal(text("What?"), part) for part, *_ in MISTAKES]
         hits = served.metric("raylens_encoder_cache_hits")
     answers = [(one["prompt_token_ids"], one["choices"][0]["token_ids"]) for one in completions]
@@ -179,5 +193,6 @@ def test_answers_are_those_of_generate(model_type: str, tmp_path: Path, ray_port
     assert hits >= 1, "the same sound is encoded once"
     assert "get_audio_features" in health["details"]["generate"]["family"]
     assert cards[0]["modalities"] == ["image", "audio"]
+    assert others == [completions[0]["choices"][0]["message"]["content"]] * len(others)
     assert [refusal[:3] for refusal in refusals] == [(400, field, code) for _, field, code, _ in MISTAKES]
     assert all(words in message for (*_, words), (*_, message) in zip(MISTAKES, refusals, strict=True))

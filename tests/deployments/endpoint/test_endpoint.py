@@ -281,6 +281,7 @@ WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"t
 IMAGE_FIELD = "messages[0].content[0].image_url"
 EMBEDS_FIELD = "messages[0].content[0].image_embeds"
 VIDEO_FIELD = "messages[0].content[0].video_url"
+AUDIO_FIELD = "messages[0].content[0].input_audio"
 INPUT_FIELD = "messages[0].content[0].input_image"
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -326,6 +327,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
         ({"messages": with_part({"type": "image_embeds", "image_embeds": "AAAA"})}, 400, EMBEDS_FIELD),
         ({"messages": with_part({"type": "image_embeds", "image_embeds": "@"})}, 400, EMBEDS_FIELD),
         ({"messages": with_part({"type": "video_url", "video_url": {"url": "data:;base64,AAAA"}})}, 400, VIDEO_FIELD),
+        ({"messages": with_part({"type": "input_audio", "input_audio": {"data": "AAAA"}})}, 400, AUDIO_FIELD),
         ({"messages": with_part({"type": "input_image", "file_id": "file-none"})}, 404, INPUT_FIELD),
         ({"messages": with_part({"type": "input_image"})}, 400, "messages[0].content[0]"),
         ({"messages": HELLO, "stop": [""]}, 400, "stop"),

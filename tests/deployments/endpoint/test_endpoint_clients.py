@@ -142,6 +142,8 @@ def test_a_picture_may_have_any_form_in_the_responses_api(app_url: str, form: st
         ("chat/completions", {"image_url": f"{BARE}!"}, "messages[0].content[0].image_url"),
         ("chat/completions", {"video_url": " data:;base64,AAAA"}, "messages[0].content[0].video_url"),
         ("chat/completions", {"video_url": {"url": "data:;base64,AAAA"}}, "messages[0].content[0].video_url"),
+        ("chat/completions", {"audio_url": " data:;base64,AAAA"}, "messages[0].content[0].audio_url"),
+        ("chat/completions", {"input_audio": {"data": 3}}, "messages[0].content[0].input_audio.data"),
         ("chat/completions", {"image_url": 3}, "messages[0].content[0].image_url"),
         ("chat/completions", {"colour": "red"}, "messages[0].content[0]"),
         ("chat/completions", {"image_url": URL, "text": "both"}, "messages[0].content[0]"),
