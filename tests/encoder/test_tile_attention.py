@@ -67,7 +67,7 @@ def test_a_packed_tower_attends_by_kernels(
     assert kernels.call_count == num_calls == (half.config.vision_config.num_hidden_layers if num_calls else 0)
 
 
-@pytest.mark.parametrize("model_type", ["gemma4", "qwen3_omni_moe_thinker"])
+@pytest.mark.parametrize("model_type", ["gemma4", "nemotron_h_omni", "qwen3_omni_moe_thinker"])
 def test_sounds_of_a_packed_tower_are_those_of_a_plain_one(model_type: str, tmp_path: Path) -> None:
     """Gemma 4's tower of sounds has attention of its own, and masks that only this one takes."""
     save_small_checkpoint(model_type, tmp_path)

@@ -47,6 +47,10 @@ class _Settings:
 
 _TIMM_448 = {"model_args": {"img_size": [448, 448], "ref_feat_shape": [32, 32]}}
 _LLAMA4_SIZES = dict.fromkeys(("projector_input_dim", "projector_output_dim", "vision_output_dim"), 64)
+_PARAKEET = {
+    **{"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4},
+    **{"projection_hidden_size": 96, "projection_bias": False},
+}
 _SETTINGS = {
     "aya_vision": _Settings(
         {"vision_config": {"image_size": 364}},
@@ -83,6 +87,7 @@ _SETTINGS = {
     "llama4": _Settings({"vision_config": {"image_size": 336, "intermediate_size": 256, **_LLAMA4_SIZES}}),
     "llava_next_video": _Settings(images={"size": {"shortest_edge": 336}, "crop_size": _square(336)}),
     "mistral_large4": _Settings(processor={"patch_size": 14, "spatial_merge_size": 2}),
+    "nemotron_h_omni": _Settings({"audio_config": _PARAKEET, "audio_token_id": 0}),
     "ovis2": _Settings(images={"size": _square(224)}),
     "perception_lm": _Settings(
         {"vision_config": _TIMM_448, "projector_pooling_ratio": 2},
