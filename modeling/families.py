@@ -51,7 +51,7 @@ FAMILIES: dict[str, Family] = {name: Family(why_unserved=reason) for name, reaso
     "florence2": Family("fixed_size:FLORENCE2", "tiles:FLORENCE2", "encoder_decoder:FLORENCE2"),
     "fuyu": Family("fuyu:FUYU", "fuyu:FUYU", FOUND),
     "gemma3": Family("gemma3:GEMMA3", "tiles:GEMMA3", "spans:GEMMA3"),
-    "gemma3n": Family("fixed_size:GEMMA3N", "tiles:GEMMA3N", "gemma3n:GEMMA3N"),
+    "gemma3n": Family("fixed_size:GEMMA3N", "gemma3n:GEMMA3N", "gemma3n:GEMMA3N"),
     "idefics3": Family("idefics3:IDEFICS3", "idefics3:IDEFICS3", FOUND),
     "internlm2": Family(
         llm="internlm2:INTERNLM2",

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from raylens.encoder.models.family import VisionFamily, VisionModality, all_together
+from raylens.encoder.models.pixels import count_frames
 from raylens.modeling.found_model import find_model
 from raylens.preprocess.schema import ItemTensors
 
@@ -29,7 +30,7 @@ def find_vision_family(config: PreTrainedConfig) -> VisionFamily:
     if found.sounds is not None:
         modalities["audio"] = VisionModality(
             encode=partial(_encode_sounds, found.sounds, found.sound_fields, found.num_deepstack_levels),
-            num_patches=_num_frames,
+            num_patches=count_frames,
             batch_key=all_together,
         )
     # The whole half is one part: which of its modules project is not known.
@@ -65,11 +66,6 @@ def _encode_sounds(
         rows = rows if mask is None else rows[mask.flatten().bool()]  # some classes cut padding off in their forward
         encoded.append(torch.nn.functional.pad(rows, (0, num_levels * rows.shape[-1])))
     return encoded
-
-
-def _num_frames(config: PreTrainedConfig, item: ItemTensors) -> int:
-    """Returns the number of a sound's frames of some 10 ms, without padding."""
-    return max(1, sum(int(tensor.sum()) for name, tensor in item.items() if name.endswith("mask")))
 
 
 def _rows(outputs: Any) -> torch.Tensor:

@@ -56,3 +56,8 @@ def split_tiles(features: Any, counts: Sequence[int]) -> list[torch.Tensor]:
     tile."""
     stacked = features if isinstance(features, torch.Tensor) else torch.stack(tuple(features))
     return [own.flatten(0, 1) for own in torch.split(stacked, list(counts))]
+
+
+def count_frames(config: PreTrainedConfig, item: ItemTensors) -> int:
+    """Returns the number of a sound's frames of some 10 ms, without padding."""
+    return max(1, sum(int(tensor.sum()) for name, tensor in item.items() if name.endswith("mask")))

@@ -42,22 +42,14 @@ def _florence2_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
     return math.prod(sides)
 
 
-def _gemma3n_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
-    """Returns the number of positions in MobileNetV5's stage with the most layers, each of 16 x 16 pixels."""
-    height, width = item["pixel_values"].shape[-2:]
-    return -(-height // 16) * -(-width // 16)
-
-
-_IMAGE = _tiles("pixel_values")
-_tile_family = partial(VisionFamily, modalities={"image": _IMAGE}, has_tiles=True)
+IMAGE = _tiles("pixel_values")
+_tile_family = partial(VisionFamily, modalities={"image": IMAGE}, has_tiles=True)
 _LANGUAGE = ("model.language_model", "lm_head")
-# Gemma 3n's language half embeds the prompt's own vision tokens, such as the end of a picture, with these.
-_VISION_TOKENS = ("model.embed_vision.embedding", "model.embed_vision.hard_embedding_norm")
 _GENERATION = ("model.vqmodel", "model.generation_embeddings", "model.generation_aligner", "model.generation_head")
 
 ARIA = VisionFamily(
     whole="AriaForConditionalGeneration",
-    modalities={"image": replace(_IMAGE, encode=_encode_masked, division=by_tile("pixel_values", "pixel_mask"))},
+    modalities={"image": replace(IMAGE, encode=_encode_masked, division=by_tile("pixel_values", "pixel_mask"))},
 )
 BLIP_2 = _tile_family(
     whole="Blip2ForConditionalGeneration",
@@ -69,19 +61,12 @@ DEEPSEEK_VL = _tile_family(
     whole="DeepseekVLForConditionalGeneration", tower="model.vision_model", projector=("model.aligner",)
 )
 FLORENCE2 = _tile_family(
-    whole="Florence2ForConditionalGeneration", modalities={"image": replace(_IMAGE, num_patches=_florence2_patches)}
+    whole="Florence2ForConditionalGeneration", modalities={"image": replace(IMAGE, num_patches=_florence2_patches)}
 )
 GEMMA3 = _tile_family(whole="Gemma3ForConditionalGeneration")
-# The tower is a convolutional network from timm, an optional dependency (`raylens[gemma3n]`).
-GEMMA3N = _tile_family(
-    whole="Gemma3nForConditionalGeneration",
-    unused=(*_LANGUAGE, *_VISION_TOKENS, "model.audio_tower", "model.embed_audio"),
-    projector=("model.embed_vision",),
-    modalities={"image": replace(_IMAGE, num_patches=_gemma3n_patches)},
-)
 # A frame of a video is a tile.
 INTERNVL = _tile_family(
-    whole="InternVLForConditionalGeneration", modalities={"image": _IMAGE, "video": _tiles("pixel_values_videos")}
+    whole="InternVLForConditionalGeneration", modalities={"image": IMAGE, "video": _tiles("pixel_values_videos")}
 )
 JANUS = _tile_family(
     whole="JanusForConditionalGeneration",

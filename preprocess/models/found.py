@@ -10,7 +10,7 @@ import numpy.typing as npt
 from PIL import Image
 from transformers import PreTrainedConfig
 
-from raylens.modeling.found_model import FoundModel, find_model, placeholder_id
+from raylens.modeling.found_model import find_model, placeholder_id
 from raylens.preprocess.field_layout import Outputs, whole
 from raylens.preprocess.media import AudioLimits, MediaLimits
 from raylens.preprocess.models.family import HFProcessor, Kwargs, Modality, ProcessorFamily, Size
@@ -42,7 +42,7 @@ def find_processor_family(
     image = Modality(
         fields=dict.fromkeys([*found.picture_fields, *positions], whole),
         update=lambda processor: PromptReplacement(target(processor)),
-        embed_token=lambda processor: str(processor.tokenizer.convert_ids_to_tokens(placeholder_id(config))),
+        embed_token=partial(_token, placeholder_id(config)),
         size_outputs=lambda processor, height, width, kwargs: _run(
             processor, Image.new("RGB", (width, height)), target(processor)
         ),
@@ -51,7 +51,10 @@ def find_processor_family(
         expansion=lambda processor, outputs, kwargs: _expansion(processor, outputs, target(processor)),
         language_fields=tuple(positions),
     )
-    modalities = {"image": image} if found.sounds is None else {"image": image, "audio": _sound(config, found)}
+    modalities = {"image": image}
+    if found.sounds is not None:
+        lengths = [name for name in positions if name == _LENGTHS]
+        modalities["audio"] = sound_modality(partial(_token, config.audio_token_id), found.sound_fields, lengths)
     # With Pillow, transformers loads no processor that has a part for videos.
     return ProcessorFamily(
         processor_class="AutoProcessor", modalities=modalities, frame=_frame, backends=("torchvision",)
@@ -128,12 +131,13 @@ def _expansion(processor: HFProcessor, outputs: Outputs, text: str) -> str:
     return str(processor.tokenizer.decode(outputs["input_ids"][0]))
 
 
-def _sound(config: Any, found: FoundModel) -> Modality:
-    """Returns the processing of sounds. The text for one in a prompt is its placeholder."""
-    lengths = [name for name in found.position_fields if name == _LENGTHS]
+def _token(token_id: int, processor: HFProcessor) -> str:
+    return str(processor.tokenizer.convert_ids_to_tokens(token_id))
 
-    def token(processor: HFProcessor) -> str:
-        return str(processor.tokenizer.convert_ids_to_tokens(config.audio_token_id))
+
+def sound_modality(token: Callable[[HFProcessor], str], fields: Sequence[str], lengths: Sequence[str] = ()) -> Modality:
+    """Returns the processing of sounds. `token`: the placeholder, which is also the text for a sound in a prompt.
+    `fields`: the outputs that Encode takes. `lengths`: names of the number of a sound's frames, for Generate."""
 
     def run(processor: HFProcessor, samples: Samples, kwargs: Kwargs) -> Outputs:
         options = {"add_special_tokens": False, "return_text_replacement_offsets": True}
@@ -141,7 +145,7 @@ def _sound(config: Any, found: FoundModel) -> Modality:
         return outputs | {name: outputs["feature_attention_mask"].sum(-1) for name in lengths}
 
     return Modality(
-        fields=dict.fromkeys([*found.sound_fields, *lengths], whole),
+        fields=dict.fromkeys([*fields, *lengths], whole),
         update=lambda processor: PromptReplacement(token(processor)),
         embed_token=token,
         size_outputs=lambda processor, num_samples, kwargs: run(processor, _silence((num_samples,)), kwargs),

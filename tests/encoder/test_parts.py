@@ -110,6 +110,8 @@ def test_a_dtype_changes_only_buffers_that_are_weights(small: Small, plain: PreT
     buffers, weights = dict(plain.named_buffers()), plain.state_dict()
     for name, value in load(small, bfloat16, bfloat16).named_buffers():
         is_weight = name in weights and value.is_floating_point()
+        # Gemma 3n's tower of sounds makes its own in the dtype of the model.
+        is_weight |= "audio_tower" in name and value.dtype is torch.bfloat16
         assert torch.equal(value, buffers[name].bfloat16() if is_weight else buffers[name]), name
 
 

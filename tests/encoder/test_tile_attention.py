@@ -14,6 +14,7 @@ from raylens.encoder import tile_attention as module
 from raylens.encoder.config import EncoderConfig, PartConfig
 from raylens.encoder.loader import load_vision_half
 from raylens.encoder.tile_attention import tile_attention
+from raylens.modeling.families import FAMILIES
 from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
 from raylens.preprocess.schema import ItemTensors
 from tests.model_coverage.small_checkpoints import save_small_checkpoint
@@ -67,10 +68,10 @@ def test_a_packed_tower_attends_by_kernels(
     assert kernels.call_count == num_calls == (half.config.vision_config.num_hidden_layers if num_calls else 0)
 
 
-@pytest.mark.parametrize("model_type", ["gemma4", "nemotron_h_omni", "qwen3_omni_moe_thinker"])
+@pytest.mark.parametrize("model_type", ["gemma3n", "gemma4", "nemotron_h_omni", "qwen3_omni_moe_thinker"])
 def test_sounds_of_a_packed_tower_are_those_of_a_plain_one(model_type: str, tmp_path: Path) -> None:
     """Gemma 4's tower of sounds has attention of its own, and masks that only this one takes."""
-    save_small_checkpoint(model_type, tmp_path)
+    (make_checkpoint if model_type in FAMILIES else save_small_checkpoint)(model_type, tmp_path)
     items = MultiModalProcessor(ProcessorConfig(str(tmp_path))).items
     _, item = items.process("audio", recorded(noise(1.0)))
     plain, packed = (encoded_by(PartConfig(linear=linear), tmp_path, item) for linear in ("plain", "packed"))

@@ -48,8 +48,12 @@ class _Settings:
 _TIMM_448 = {"model_args": {"img_size": [448, 448], "ref_feat_shape": [32, 32]}}
 _LLAMA4_SIZES = dict.fromkeys(("projector_input_dim", "projector_output_dim", "vision_output_dim"), 64)
 _PARAKEET = {
-    **{"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4},
-    **{"projection_hidden_size": 96, "projection_bias": False},
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "projection_hidden_size": 96,
+    "projection_bias": False,
 }
 _SETTINGS = {
     "aya_vision": _Settings(

@@ -54,6 +54,11 @@ def test_families_with_a_declaration_need_none(
     assert check_found_model(str(tmp_path), None)
 
 
+def test_sounds_of_a_declared_family_are_those_of_the_model(tmp_path: Path) -> None:
+    make_checkpoint("gemma3n", tmp_path)
+    assert "sounds by model.get_audio_features" in check_found_model(str(tmp_path), None)
+
+
 def test_a_prompt_that_is_not_the_processors_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_small_checkpoint("idefics2", tmp_path)
     monkeypatch.delitem(PARTLY_FOUND, "idefics2")

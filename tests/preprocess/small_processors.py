@@ -368,6 +368,7 @@ def _gemma3n(tokenizer: Tokenizer) -> Json:
         "vision_config": vision,
         "audio_config": audio,
         "vision_soft_tokens_per_image": 16,
+        "audio_soft_tokens_per_image": 16,
         **{f"{name}_token_id": tokenizer.token_to_id(token) for name, token in tokens.items()},
     }
 
@@ -705,7 +706,7 @@ _FAMILIES = {
             "size": _square(128),
             "do_normalize": False,
         },
-        {"image_seq_length": 16, "audio_seq_length": 4},
+        {"image_seq_length": 16, "audio_seq_length": 16},
         named={
             "boi_token": "<start_of_image>",
             "eoi_token": "<end_of_image>",
