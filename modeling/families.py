@@ -95,8 +95,9 @@ PARTLY_FOUND = {
     "idefics2": Family("idefics2:idefics2", _FOUND_FAMILY.encoder, FOUND),
     "llama4": Family(_FOUND_FAMILY.preprocess, "llama4:LLAMA4", FOUND),
     "pp_chart2table": Family("pp_chart2table:pp_chart2table", _FOUND_FAMILY.encoder, FOUND),
+    "qwen2_audio": Family("qwen2_audio:QWEN2_AUDIO", "qwen2_audio:QWEN2_AUDIO", "causal:QWEN2_AUDIO"),
 }
-"""Families of which some stage has to be declared, and the others are found."""
+"""Families with a declaration of some stages, whose halves are compared with the model at the start, too."""
 
 SERVED_FAMILIES = frozenset(name for name, family in FAMILIES.items() if family.is_served)
 
@@ -113,9 +114,9 @@ def is_found(model_type: str) -> bool:
     from raylens.modeling.torchvision_build import make_importable
 
     make_importable()
-    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 
-    return model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    return model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 
 
 def load_family(stage: Stage, model_type: str) -> Any:

@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 
 from raylens.modeling.half_model import is_within
 
@@ -39,6 +39,10 @@ class FoundModel:
             model_type = self.on_meta.config.model_type
             raise ValueError(f"a {model_type!r} computes no features of pictures apart from its text")
         return self.features
+
+    @property
+    def only_hears(self) -> bool:
+        return self.features is None and self.sounds is not None
 
     @property
     def picture_fields(self) -> list[str]:
@@ -116,9 +120,9 @@ def placeholder_id(config: Any) -> int:
 def find_model(config: PreTrainedConfig) -> FoundModel:
     """Raises ValueError if transformers has no such model."""
     model_type = config.model_type
-    name = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(model_type)
+    name = MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.get(model_type)
     if name is None:
-        raise ValueError(f"model_type {model_type!r} is no model of transformers with pictures and text")
+        raise ValueError(f"model_type {model_type!r} is no model of transformers with pictures or sounds and text")
     whole: type[PreTrainedModel] = getattr(transformers, name)
     with torch.device("meta"):
         model = whole._from_config(copy.deepcopy(config))  # some models write into their settings

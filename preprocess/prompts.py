@@ -156,7 +156,8 @@ class PromptRenderer:
     def _plain_text(self, prompt: schema.TextPrompt | schema.InterleavedPrompt, *, has_items: bool) -> str:
         """Returns the text with a placeholder for each picture."""
         if isinstance(prompt, schema.InterleavedPrompt):
-            return "".join(self._placeholders["image"].text if part is None else part for part in prompt.parts)
+            picture = self._placeholders.get("image", Placeholder()).text
+            return "".join(picture if part is None else part for part in prompt.parts)
         typed = self._family.typed_placeholder
         return prompt.text.replace(typed, self._placeholders["image"].needed) if has_items and typed else prompt.text
 

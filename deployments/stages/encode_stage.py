@@ -31,8 +31,8 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 BATCHES = "batches"
 _CALLS_OF_A_STEP = 3
 """The step timeout covers this many plug-in timeouts: a hung batch, then one hung item alone, then everything else."""
-PROFILED_IMAGE = (448, 448)
-"""Height and width of the image that measures activations. The model's processor resizes it."""
+PROFILED_SIZES = {"image": (448, 448), "audio": (160_000,)}
+"""Height and width of the image, or samples of the sound, that measures activations."""
 
 
 class Encode(Replica):
@@ -76,8 +76,10 @@ class Encode(Replica):
             )
         )
         items = load_model_processor(config).items
-        engine.bound_activations("image", items.blank_item("image", PROFILED_IMAGE)[1], settings.activation_bytes)
-        warn_of_largest_picture(engine, items)
+        modality = items.modalities[0]
+        blank = items.blank_item(modality, PROFILED_SIZES[modality])[1]
+        engine.bound_activations(modality, blank, settings.activation_bytes)
+        warn_of_largest_item(engine, items, modality)
         return engine
 
     async def encode(
@@ -151,13 +153,13 @@ class Encode(Replica):
         self._metrics.waiting_patches.set(num_patches)
 
 
-def warn_of_largest_picture(engine: "EncoderEngine", items: "ItemProcessor") -> None:
-    num_patches = engine.largest_segment("image", items.largest_item("image")[1])
+def warn_of_largest_item(engine: "EncoderEngine", items: "ItemProcessor", modality: str) -> None:
+    num_patches = engine.largest_segment(modality, items.largest_item(modality)[1])
     if engine.max_segment_patches is not None and num_patches > engine.max_segment_patches:
         logger.warning(
-            "encode.activation_bytes has room to encode %d patches together; the model's largest picture needs %d, and"
-            " Encode refuses pictures that need more",
-            *(engine.max_segment_patches, num_patches),
+            "encode.activation_bytes has room to encode %d patches together; the model's largest %s needs %d, and"
+            " Encode refuses those that need more",
+            *(engine.max_segment_patches, {"image": "picture", "audio": "sound"}[modality], num_patches),
         )
 
 

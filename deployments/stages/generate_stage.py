@@ -242,6 +242,8 @@ def _checked_family(config: AppConfig) -> dict[str, str]:
 
 
 def _largest_picture_tokens(items: "ItemProcessor") -> int:
-    """Returns the prompt positions of the model's largest image."""
+    """Returns the prompt positions of the model's largest image, 0 for a model that only hears."""
+    if "image" not in items.modalities:
+        return 0
     options = items.rules("image").largest_options
     return len(items.expansion_for_size("image", items.largest_size("image"), options=options).token_ids)

@@ -18,15 +18,15 @@ _PATCH = 14
 
 
 def find_vision_family(config: PreTrainedConfig) -> VisionFamily:
-    """Raises ValueError if transformers has no such model, or if it has no separate features of pictures."""
+    """Raises ValueError if transformers has no such model, or if it has no separate features of pictures or sounds."""
     found = find_model(config)
-    modalities = {
-        "image": VisionModality(
+    modalities = {}
+    if not found.only_hears:
+        modalities["image"] = VisionModality(
             encode=partial(_encode, found.features_path, found.picture_fields),
             num_patches=_num_patches,
             batch_key=all_together,
         )
-    }
     if found.sounds is not None:
         modalities["audio"] = VisionModality(
             encode=partial(_encode_sounds, found.sounds, found.sound_fields, found.num_deepstack_levels),

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from PIL import Image
 from transformers import PreTrainedConfig
 
-from raylens.modeling.found_model import find_model, placeholder_id
+from raylens.modeling.found_model import FoundModel, find_model, placeholder_id
 from raylens.preprocess.field_layout import Outputs, whole
 from raylens.preprocess.media import AudioLimits, MediaLimits
 from raylens.preprocess.models.family import HFProcessor, Kwargs, Modality, ProcessorFamily, Size
@@ -35,11 +35,24 @@ def find_processor_family(
 ) -> ProcessorFamily:
     """`text_of_picture`: returns the text for a picture in a prompt. None: it is found.
 
-    Raises ValueError if transformers has no such model, or if it has no separate features of pictures."""
+    Raises ValueError if transformers has no such model, or if it has no separate features of pictures or sounds."""
     found = find_model(config)
+    modalities = {} if found.only_hears else {"image": _pictures(config, found, text_of_picture)}
+    if found.sounds is not None:
+        lengths = [name for name in found.position_fields if name == _LENGTHS]
+        modalities["audio"] = sound_modality(partial(_token, config.audio_token_id), found.sound_fields, lengths)
+    # With Pillow, transformers loads no processor that has a part for videos.
+    return ProcessorFamily(
+        processor_class="AutoProcessor", modalities=modalities, frame=_frame, backends=("torchvision",)
+    )
+
+
+def _pictures(
+    config: PreTrainedConfig, found: FoundModel, text_of_picture: Callable[[HFProcessor], str] | None
+) -> Modality:
     positions = found.position_fields
     target = text_of_picture or partial(_picture_text, placeholder_id(config))
-    image = Modality(
+    return Modality(
         fields=dict.fromkeys([*found.picture_fields, *positions], whole),
         update=lambda processor: PromptReplacement(target(processor)),
         embed_token=partial(_token, placeholder_id(config)),
@@ -50,14 +63,6 @@ def find_processor_family(
         run=lambda processor, picture, kwargs: _run(processor, picture, target(processor)),
         expansion=lambda processor, outputs, kwargs: _expansion(processor, outputs, target(processor)),
         language_fields=tuple(positions),
-    )
-    modalities = {"image": image}
-    if found.sounds is not None:
-        lengths = [name for name in positions if name == _LENGTHS]
-        modalities["audio"] = sound_modality(partial(_token, config.audio_token_id), found.sound_fields, lengths)
-    # With Pillow, transformers loads no processor that has a part for videos.
-    return ProcessorFamily(
-        processor_class="AutoProcessor", modalities=modalities, frame=_frame, backends=("torchvision",)
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig
+from transformers import AutoModelForMultimodalLM, AutoProcessor, GenerationConfig
 
 from raylens.deployments.config import AppConfig
 from raylens.deployments.launch.demo import picture_part
@@ -83,7 +83,7 @@ class Oracle:
 
     def __init__(self, checkpoint: Path) -> None:
         self._processor: Any = AutoProcessor.from_pretrained(checkpoint)
-        self._model: Any = AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        self._model: Any = AutoModelForMultimodalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
         self._model.generation_config = GenerationConfig()
         self.suppressed = sorted(self._processor.tokenizer.added_tokens_decoder)
 
@@ -163,7 +163,7 @@ def settings(checkpoint: Path) -> AppConfig:
     "model_type",
     [
         "qwen3_omni_moe_thinker",
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ("qwen2_5_omni_thinker", "gemma4")),
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("qwen2_5_omni_thinker", "gemma4", "qwen2_audio")),
     ],
 )
 def test_answers_are_those_of_generate(model_type: str, tmp_path: Path, ray_port: int) -> None:
@@ -176,23 +176,38 @@ def test_answers_are_those_of_generate(model_type: str, tmp_path: Path, ray_port
     save_with_a_talker(own, served_folder) if is_thinker else shutil.copytree(own, served_folder, dirs_exist_ok=True)
     with deployed_app(settings(served_folder), host="127.0.0.1", port=ray_port) as url:
         served = Served(url, oracle.suppressed)
-        with ThreadPoolExecutor(len(QUESTIONS)) as pool:
-            completions = list(pool.map(served.answer, [parts for parts, _, _ in QUESTIONS]))
-        again = served.answer(QUESTIONS[2][0])
+        questions = [one for one in QUESTIONS if model_type != "qwen2_audio" or not one[1]]  # which only hears
+        with ThreadPoolExecutor(len(questions)) as pool:
+            completions = list(pool.map(served.answer, [parts for parts, _, _ in questions]))
+        again = served.answer(questions[1][0])
         health = httpx.get(f"{url}/health").json()
         cards = httpx.get(f"{url}/v1/models").json()["data"]
         others = served.answers_in_other_ways(oracle.prompt(QUESTIONS[0][0]))
         refusals = [served.refusal(text("What?"), part) for part, *_ in MISTAKES]
         hits = served.metric("raylens_encoder_cache_hits")
     answers = [(one["prompt_token_ids"], one["choices"][0]["token_ids"]) for one in completions]
-    expected = [oracle.expected(*question) for question in QUESTIONS]
+    expected = [oracle.expected(*question) for question in questions]
     assert answers == expected
-    assert len({tuple(answer) for _, answer in answers}) == len(QUESTIONS), "answers must depend on the input"
+    assert len({tuple(answer) for _, answer in answers}) == len(questions), "answers must depend on the input"
     assert [one["usage"]["prompt_tokens"] for one in completions] == [len(ids) for ids, _ in expected]
-    assert again["choices"][0]["token_ids"] == answers[2][1]
+    assert again["choices"][0]["token_ids"] == answers[1][1]
     assert hits >= 1, "the same sound is encoded once"
-    assert "get_audio_features" in health["details"]["generate"]["family"]
-    assert cards[0]["modalities"] == ["image", "audio"]
+    assert health["details"]["generate"]["family"].startswith("found, self-tested: ")
+    assert cards[0]["modalities"] == (["image", "audio"] if len(questions) == len(QUESTIONS) else ["audio"])
     assert others == [completions[0]["choices"][0]["message"]["content"]] * len(others)
     assert [refusal[:3] for refusal in refusals] == [(400, field, code) for _, field, code, _ in MISTAKES]
     assert all(words in message for (*_, words), (*_, message) in zip(MISTAKES, refusals, strict=True))
+
+
+@pytest.mark.slow
+def test_a_model_that_only_hears_says_so_of_pictures(tmp_path: Path, ray_port: int) -> None:
+    save_small_checkpoint("qwen3_asr", tmp_path)
+    with deployed_app(settings(tmp_path), host="127.0.0.1", port=ray_port) as url:
+        served = Served(url)
+        status, field, code, message = served.refusal(text("What?"), pictured(0))
+        typed = f'<img src="{data_url(encoded(picture(0)))}"> What?'
+        in_text = httpx.post(f"{url}/v1/completions", json={"model": "small", "prompt": typed}, timeout=120)
+        assert served.answer([in_base64(WAV, "wav"), text("What?")])["usage"]["completion_tokens"] == NUM_TOKENS
+    assert (status, field, code) == (400, "messages[0].content[1].image_url", "unsupported_modality")
+    assert "this model takes audio, not image" in message
+    assert (in_text.status_code, in_text.json()["error"]["code"]) == (400, "unsupported_modality")

@@ -68,7 +68,10 @@ def test_a_packed_tower_attends_by_kernels(
     assert kernels.call_count == num_calls == (half.config.vision_config.num_hidden_layers if num_calls else 0)
 
 
-@pytest.mark.parametrize("model_type", ["gemma3n", "gemma4", "nemotron_h_omni", "qwen3_omni_moe_thinker"])
+HEARING = ("gemma3n", "gemma4", "nemotron_h_omni", "qwen2_audio", "qwen3_omni_moe_thinker")
+
+
+@pytest.mark.parametrize("model_type", HEARING)
 def test_sounds_of_a_packed_tower_are_those_of_a_plain_one(model_type: str, tmp_path: Path) -> None:
     """Gemma 4's tower of sounds has attention of its own, and masks that only this one takes."""
     (make_checkpoint if model_type in FAMILIES else save_small_checkpoint)(model_type, tmp_path)

@@ -1,4 +1,4 @@
-"""Writes docs/models.md: what each vision-language model type of transformers does here, from one run."""
+"""Writes docs/models.md: what each model type of transformers with pictures or sounds does here, from one run."""
 
 import tempfile
 import warnings
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 
 from raylens.cpu_kernels.threads import usable_cores
 from raylens.deployments.stages.found_model_check import check_found_model
@@ -93,10 +93,10 @@ def page_of(rows: list[Row]) -> str:
     return f"""# Models
 
 `python -m tests.model_coverage` writes this page from one run: {len(rows)} types, all of transformers
-{transformers.__version__}'s image-text-to-text models and Raylens' own, each as a small random checkpoint in float32
-on the CPU. {count["declared"]} types have a declaration. {count["found"]} more are found, and pass the start's check
-([decision](decisions/002-declared-families.md)). {count["refused"]} are refused. For {count["not tested"]} types no
-small checkpoint can be made here; the check at the start decides on a published one.
+{transformers.__version__}'s models with pictures or sounds and Raylens' own, each as a small random checkpoint in
+float32 on the CPU. {count["declared"]} types have a declaration. {count["found"]} more are found, and pass the start's
+check ([decision](decisions/002-declared-families.md)). {count["refused"]} are refused. For {count["not tested"]} types
+no small checkpoint can be made here; the check at the start decides on a published one.
 
 The columns from "alone" on say whether the greedy tokens of each way equal those of `generate`: prompts alone, all
 together, in chunks of 96 tokens, with a cache so small that some are preempted, after an equal prompt, and with
@@ -110,7 +110,8 @@ embeddings that arrive late.
 
 def write_page(wanted: list[str]) -> None:
     """`wanted`: types whose rows are printed instead."""
-    types = wanted or sorted({*MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, *FAMILIES})
+    known = {*MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, *FAMILIES}
+    types = wanted or sorted(one for one in known if f"{one}_thinker" not in known)
     rows = []
     with ProcessPoolExecutor(usable_cores(), mp_context=get_context("spawn"), initializer=make_importable) as pool:
         for row in pool.map(row_of, types):

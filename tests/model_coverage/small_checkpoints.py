@@ -13,7 +13,7 @@ import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 
 from raylens.preprocess.models.found import call_processor
 from tests.model_coverage.small_configs import small_config
@@ -55,6 +55,7 @@ _PARAKEET = {
     "projection_hidden_size": 96,
     "projection_bias": False,
 }
+_128_PITCHES = ("glmasr", "qwen2_5_omni_thinker", "qwen2_audio", "qwen3_omni_moe_thinker")
 _SETTINGS = {
     "aya_vision": _Settings(
         {"vision_config": {"image_size": 364}},
@@ -98,8 +99,7 @@ _SETTINGS = {
         processor={"patch_size": 14, "pooling_ratio": 2},
         images={"tile_size": 448, "max_num_tiles": 2, "size": _square(448)},
     ),
-    "qwen2_5_omni_thinker": _Settings(sounds={"feature_size": 128}),
-    "qwen3_omni_moe_thinker": _Settings(sounds={"feature_size": 128}),
+    **dict.fromkeys(_128_PITCHES, _Settings(sounds={"feature_size": 128})),
     "qianfan_ocr": _Settings({"vision_config": {"image_size": 448}}, images={"size": _square(448)}),
 }
 
@@ -109,10 +109,11 @@ def save_small_checkpoint(model_type: str, folder: Path) -> None:
     parts = {"image_processor": own.images, "video_processor": own.videos, "feature_extractor": own.sounds}
     processor = small_processor(model_type, own.processor, parts)
     config = small_config(model_type, keeps_images=True, changes=own.config)
-    if "patch_size" not in own.processor:
+    has_pictures = getattr(processor, "image_processor", None) is not None
+    if has_pictures and "patch_size" not in own.processor:
         _fit(processor, config)
     text = _text_of_a_picture(processor)
-    name_tokens(config, processor, text)
+    name_tokens(config, processor, text, has_pictures=has_pictures)
     seen, heard = (
         _marked(text, processor, "vision"),
         _marked(getattr(processor, "audio_token", None) or "", processor, "audio"),
@@ -165,7 +166,7 @@ def _text_of_a_picture(processor: Any) -> str:
     return text
 
 
-def name_tokens(config: PreTrainedConfig, processor: Any, text: str) -> None:
+def name_tokens(config: PreTrainedConfig, processor: Any, text: str, *, has_pictures: bool = True) -> None:
     """Gives the configuration the tokens of the processor. The most frequent token of a picture is the placeholder."""
     vocab: dict[str, int] = processor.tokenizer.get_vocab()
     text_config: Any = config.get_text_config()
@@ -177,6 +178,8 @@ def name_tokens(config: PreTrainedConfig, processor: Any, text: str) -> None:
         token = getattr(processor, f"{role}_token", None) or getattr(processor, f"{other}_token", None)
         if name.endswith(("_id", "_token_index")) and isinstance(token, str) and token in vocab:
             setattr(config, name, vocab[token])
+    if not has_pictures:
+        return
     picture = Image.fromarray(np.zeros((300, 400, 3), dtype=np.uint8))
     ids = np.asarray(call_processor(processor, text, [picture])["input_ids"][0])
     values, counts = np.unique(ids, return_counts=True)
@@ -192,7 +195,7 @@ def save_random_model(model_type: str, config: PreTrainedConfig, folder: Path) -
     # With tied ones every token would repeat itself.
     config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
     torch.manual_seed(0)
-    whole = getattr(transformers, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[model_type])
+    whole = getattr(transformers, MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES[model_type])
     with torch.device("meta"):
         num_weights = sum(one.numel() for one in whole._from_config(copy.deepcopy(config)).parameters())
     if num_weights > _MOST_WEIGHTS:

@@ -17,7 +17,7 @@ from raylens.preprocess.schema import InvalidRequestError
 from tests.model_coverage.small_checkpoints import save_small_checkpoint
 from tests.sounds import RATE, noise, recorded, tone
 
-HEARING = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "gemma4", "nemotron_h_omni")
+HEARING = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "gemma4", "nemotron_h_omni", "qwen2_audio")
 
 
 @cache

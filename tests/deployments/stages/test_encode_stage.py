@@ -12,7 +12,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from raylens.deployments.config import AppConfig
-from raylens.deployments.stages.encode_stage import warn_of_largest_picture
+from raylens.deployments.stages.encode_stage import warn_of_largest_item
 from raylens.encoder.config import EncoderConfig
 from raylens.encoder.engine import EncoderEngine
 from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
@@ -101,7 +101,7 @@ def test_the_start_says_when_the_models_largest_picture_will_be_refused(
     engine, items = EncoderEngine(EncoderConfig(shapes)), MultiModalProcessor(ProcessorConfig(shapes)).items
     engine.bound_activations("image", items.blank_item("image", (96, 96))[1], 10**9 if has_room else 10**4)
     with caplog.at_level(logging.WARNING, "ray.serve"):
-        warn_of_largest_picture(engine, items)
+        warn_of_largest_item(engine, items, "image")
     assert bool(caplog.records) != has_room
     if not has_room:
         assert (
