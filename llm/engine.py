@@ -56,7 +56,7 @@ class LLMEngine:
         slots = StateSlots(config.max_num_seqs, num_snapshots, config.block_size) if has_states else None
         cross = CrossBlocks(self._runner.num_cross_blocks, config.block_size) if self._runner.has_cross_states else None
         self._block_manager = BlockManager(self._runner.num_blocks, config.block_size, slots, cross)
-        self._looks_up = self._runner.has_kernels if config.prompt_lookup is None else config.prompt_lookup
+        self._looks_up = self._runner.has_cheap_rows if config.prompt_lookup is None else config.prompt_lookup
         self._scheduler = Scheduler(
             self._block_manager,
             config.max_num_seqs,

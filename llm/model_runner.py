@@ -81,8 +81,6 @@ class ModelRunner:
             check_cache_dtype(self._cache_dtype, self._device)
         is_float32 = config.dtype == cache_dtype == "float32"
         self._kernels = kernel_library() if not is_cuda and is_float32 else None
-        self.has_kernels = self._kernels is not None
-        """Whether Raylens' own kernels compute the model. Results of a row then do not depend on its batch."""
         self._model, self._family = load_language_half(config, group)
         self._decoder = self._family.find_decoder(self._model)
         self.lora_layers = self._prepare_linear_layers()
@@ -211,6 +209,12 @@ class ModelRunner:
             num_snapshots = min(max(_SNAPSHOT_BYTES // states.slot_bytes, _LEAST_SNAPSHOTS), 4 * config.max_num_seqs)
         states.allocate(config.max_num_seqs + num_snapshots)
         return num_snapshots
+
+    @property
+    def has_cheap_rows(self) -> bool:
+        """Returns whether some more rows of a sequence delay a step little and change no answer: Raylens' own kernels
+        compute the model, and each layer takes the rows at once."""
+        return self._kernels is not None and (self._states is None or self._states.are_in_slots)
 
     @property
     def has_states(self) -> bool:

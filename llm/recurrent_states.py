@@ -73,8 +73,12 @@ class RecurrentStates:
         self._pools: list[States] = [{} for _ in mixers]
         self._shapes: list[States] = [{} for _ in mixers]
         self._step: _StateStep | None = None
+        self.are_in_slots = True
+        """Whether all layers compute guesses together with the tokens that they follow."""
         for layer, mixer in enumerate(mixers):
-            decode = _decode if takes_slots(mixer, library) else _decode_by_wave
+            decode = _decode
+            if not takes_slots(mixer, library):
+                decode, self.are_in_slots = _decode_by_wave, False
             names = inspect.signature(mixer.forward).parameters
             name = next(one for one in ("cache_params", "past_key_values") if one in names)
             mixer.forward = partial(self._forward, layer, partial(_run, mixer.forward, name), decode)

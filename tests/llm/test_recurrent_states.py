@@ -78,9 +78,11 @@ def test_layers_that_take_no_slots_guess_in_several_passes(tmp_path: Path, monke
     monkeypatch.setattr("raylens.llm.recurrent_states.takes_slots", lambda mixer, library: False)
     requests = conversations("qwen3_5", tmp_path)
     foresee(monkeypatch, requests)
-    engine = LLMEngine(EngineConfig(str(tmp_path), block_size=4, kv_cache_bytes=2**20, prompt_lookup=True))
-    for one, found in zip(requests[:3], answers(engine, requests[:3]), strict=True):
-        assert found == one.expected[: len(found)]
+    for prompt_lookup in (None, True):
+        engine = LLMEngine(EngineConfig(str(tmp_path), block_size=4, kv_cache_bytes=2**20, prompt_lookup=prompt_lookup))
+        for one, found in zip(requests[:3], answers(engine, requests[:3]), strict=True):
+            assert found == one.expected[: len(found)]
+        assert (engine.stats.num_draft_tokens > 0) == bool(prompt_lookup), "by default such layers do not guess"
     assert 0 < engine.stats.num_accepted_tokens < engine.stats.num_draft_tokens
 
 
@@ -90,7 +92,7 @@ def test_guesses_change_no_sampled_answer(model_type: str, tmp_path: Path, monke
     save_tokenizer(tmp_path)
     params, found = SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, seed=5, ignore_eos=True), []
     prompts = [list(range(200, 220)), list(range(300, 250, -1))]
-    for prompt_lookup in (False, True):
+    for prompt_lookup in (False, None):  # the default guesses
         engine = LLMEngine(EngineConfig(str(tmp_path), kv_cache_bytes=2**20, prompt_lookup=prompt_lookup))
         found.append(answer(engine, prompts, params))
         monkeypatch.setattr("raylens.llm.engine.PromptLookup", Prophet)
