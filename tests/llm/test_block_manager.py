@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from raylens.llm.block_manager import BlockManager
 from raylens.llm.sequence import PromptItem, Sequence
+from raylens.llm.state_slots import StateSlots
 
 
 def sequence(name: str = "s") -> Sequence:
@@ -30,6 +31,25 @@ def test_blocks_cover_the_tokens() -> None:
     assert len(one.block_table) == 4
     manager.free(one)
     assert (manager.usage, one.block_table, one.num_computed_tokens) == (0, [], 0)
+
+
+def test_guesses_take_free_slots_and_leave_the_state_after_the_last_right_one() -> None:
+    manager = BlockManager(8, block_size=4, states=StateSlots(4, 0, block_size=4))
+    one, other = sequences = [sequence("one"), sequence("other")]
+    for own in sequences:
+        manager.take_prefix(own)
+    assert manager.allocate_draft(one, 1, 2)
+    assert not manager.allocate_draft(other, 1, 1)
+    after_first, after_second = one.draft_slots
+    manager.check_integrity(sequences)
+    manager.note_accepted(one, 2)
+    manager.end_draft(one)
+    assert (one.state_slot, one.state_source, one.draft_slots) == (after_first, after_first, [])
+    manager.check_integrity(sequences)
+    assert manager.allocate_draft(other, 1, 2)
+    assert after_second in other.draft_slots
+    manager.free(other)
+    manager.check_integrity(sequences)
 
 
 @settings(max_examples=200, deadline=None)
