@@ -59,10 +59,12 @@ class IndexedBackend(AttentionBackend, Protocol):
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """`read(indexer, result, causal)`: the `ChosenPositions.mask` of an indexer's result. `causal`: a causal mask,
-    (num_queries, num_positions). `mask(causal)`: the mask that the indexer takes."""
+    (num_queries, num_positions). `mask(causal)`: the mask that the indexer takes. `takes_all_turns`: whether
+    it takes the rotations of all positions, not of its tokens only."""
 
     read: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
     mask: Callable[[torch.Tensor], torch.Tensor] = lambda causal: causal.unsqueeze(0)
+    takes_all_turns: bool = False
 
 
 def _read_positions(indexer: Any, result: torch.Tensor, causal: torch.Tensor) -> torch.Tensor:
@@ -71,6 +73,11 @@ def _read_positions(indexer: Any, result: torch.Tensor, causal: torch.Tensor) ->
     places = torch.where(result[0] < 0, num_positions, result[0].long())
     chosen = causal.new_zeros(num_queries, num_positions + 1).scatter_(1, places, True)
     return chosen[:, :-1] & causal
+
+
+def _read_mask(indexer: Any, result: torch.Tensor, causal: torch.Tensor) -> torch.Tensor:
+    """Takes a mask (1, 1, num_queries, num_positions)."""
+    return result[0, 0] & causal
 
 
 def _read_blocks(indexer: Any, result: torch.Tensor, causal: torch.Tensor) -> torch.Tensor:
@@ -88,6 +95,7 @@ _KINDS = {
     "Glm5NextTextIndexer": _Kind(_read_positions, lambda causal: causal.new_ones(1, len(causal))),
     "MiniMaxM3VLIndexer": _Kind(_read_blocks),
     "MistralLarge4TextIndexer": _Kind(_read_positions),
+    "Qwen4ExpTextQSAIndexer": _Kind(_read_mask, lambda causal: causal[None, None], takes_all_turns=True),
 }
 """By class name."""
 
@@ -120,7 +128,8 @@ class Indexers:
         self._block_size = block_size
         # Keeps the decoder from making masks.
         mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
-        self.inputs: dict[str, Any] = {"attention_mask": dict.fromkeys(layer_types, mask)}
+        masks = {kind: mask if kind in INDEXED_LAYERS else None for kind in layer_types}
+        self.inputs: dict[str, Any] = {"attention_mask": masks}
         """Further inputs of the decoder."""
         for number, indexer in enumerate(indexers):
             name = type(indexer).__name__
@@ -191,10 +200,29 @@ def _choose(
     causal = torch.ones(num_queries, num_positions, dtype=torch.bool, device=given["hidden_states"].device)
     causal = causal.tril_(num_positions - num_queries)
     own = {name: _part(value, rows) for name, value in given.items()}
-    own |= {"past_key_values": _IndexCache(extend, num_positions)}
+    if kind.takes_all_turns:
+        own["position_embeddings"], extend = _with_turns(own["position_embeddings"], num_positions, extend)
+    own["past_key_values"] = _IndexCache(extend, num_positions)
     if "attention_mask" in given:
         own["attention_mask"] = kind.mask(causal)
     return kind.read(indexer, forward(**own), causal)
+
+
+def _with_turns(
+    own: tuple[torch.Tensor, ...], num_positions: int, extend: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[tuple[torch.Tensor, ...], Callable[[torch.Tensor], torch.Tensor]]:
+    """Returns the cosines and sines of all positions, and an `extend` that keeps them behind the index keys. Those of
+    earlier positions are there once the tokens' keys are stored. `own`: of the tokens, (1, num_tokens, dim) each."""
+    turns = torch.cat(own, dim=-1)[0]
+    everything = turns.new_empty(num_positions, turns.shape[-1])
+    everything[-len(turns) :] = turns
+
+    def extend_both(keys: torch.Tensor) -> torch.Tensor:
+        rows = extend(torch.cat([keys, turns.to(keys.dtype)], dim=-1))
+        everything.copy_(rows[:, keys.shape[-1] :])
+        return rows[:, : keys.shape[-1]]
+
+    return everything.unsqueeze(0).chunk(2, dim=-1), extend_both
 
 
 def _part(value: Any, rows: slice) -> Any:

@@ -42,6 +42,7 @@ from raylens.llm.rotary_forms import in_its_form
 from raylens.llm.scheduler import ScheduledChunk
 from raylens.llm.step_input import StepBuilder, StepInput, StepOutput
 from raylens.llm.step_threads import StepThreads
+from raylens.llm.token_states import find_token_mixers
 from raylens.modeling.attention_backends import turn_off_cudnn_attention
 from raylens.modeling.context_length import default_context_length
 from raylens.modeling.cuda_graphs import CudaCapture, NotRecordableError
@@ -170,7 +171,8 @@ class ModelRunner:
     def _find_states(self) -> RecurrentStates | None:
         """Returns the states of layers without a KV cache, or None if there are no such layers. Raises ValueError for
         settings that these layers do not support."""
-        mixers = find_mixers(self._decoder, self._model.config.get_text_config())
+        token_mixers = find_token_mixers(self._decoder)
+        mixers = [*find_mixers(self._decoder, self._model.config.get_text_config()), *token_mixers]
         if not mixers:
             return None
         if self.lora_layers is not None:

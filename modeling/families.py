@@ -96,6 +96,7 @@ PARTLY_FOUND = {
     "llama4": Family(_FOUND_FAMILY.preprocess, "llama4:LLAMA4", FOUND),
     "pp_chart2table": Family("pp_chart2table:pp_chart2table", _FOUND_FAMILY.encoder, FOUND),
     "qwen2_audio": Family("qwen2_audio:QWEN2_AUDIO", "qwen2_audio:QWEN2_AUDIO", "causal:QWEN2_AUDIO"),
+    "qwen4_exp": Family(_FOUND_FAMILY.preprocess, _FOUND_FAMILY.encoder, "by_token:qwen4_exp"),
 }
 """Families with a declaration of some stages, whose halves are compared with the model at the start, too."""
 

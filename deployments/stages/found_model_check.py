@@ -47,7 +47,7 @@ _SHORTENED = {
     "index_block_size": 8,
     "index_topk_blocks": 4,
     "indexer_compress_ratio": 8,
-    "indexer_budget": 32,
+    "indexer_budget": 24,
 }
 """The most tokens of windows, and of the choices of indexers and their blocks."""
 _NUM_TOKENS = 8
@@ -137,6 +137,8 @@ def _shorten(found: FoundModel, config: PreTrainedConfig, language: LanguageFami
         per_layer = [name for name, value in lists.items() if isinstance(value, list | str) and len(value) == depth]
         text |= {name: text[name][:num_layers] for name in per_layer}
         text |= dict.fromkeys([name for name in _DEPTHS if name in text] or _DEPTHS[:1], num_layers)
+        if ids := text.get("ple_layer_ids"):  # counted from 1
+            text["ple_layer_ids"] = [one for one in ids if one <= num_layers]
         if by_layer := text.get("per_layer_config"):
             text["per_layer_config"] = {layer: own for layer, own in by_layer.items() if int(layer) < num_layers}
     most = dict(_SHORTENED)

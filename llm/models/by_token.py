@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from raylens.llm.models.family import LanguageFamily, capped_output_head
+from raylens.llm.models.family import LanguageFamily, capped_output_head, output_head
 from raylens.llm.models.found import find_language_family
 from raylens.llm.models.spans import layout_of_runs
 
@@ -41,3 +41,14 @@ def _token_types(model: PreTrainedModel, token_ids: torch.Tensor) -> dict[str, t
 
 def ernie4_5_vl_moe(config: PreTrainedConfig) -> LanguageFamily:
     return replace(find_language_family(config), inputs_of_tokens=_token_types, keeps_placeholders=True)
+
+
+def _ids_of_ngrams(model: PreTrainedModel, token_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"ple_input_ids": token_ids.unsqueeze(0)}
+
+
+def qwen4_exp(config: PreTrainedConfig) -> LanguageFamily:
+    # The class's forward would look for tokens with the given embeddings, to which `logits` of found families come.
+    family = replace(find_language_family(config), logits=output_head)
+    has_ngrams = getattr(config.get_text_config(), "ple_layer_ids", None)
+    return replace(family, inputs_of_tokens=_ids_of_ngrams, keeps_placeholders=True) if has_ngrams else family

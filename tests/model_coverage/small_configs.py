@@ -141,7 +141,7 @@ EXCEPTIONS: dict[str, Values] = {
             "indexer_budget": 32,
             "indexer_compress_ratio": 4,
             "number_of_conv_states": 3,
-            "ple_layer_ids": [1],
+            "ple_layer_ids": [1, 3],
             "ple_embed_dim": 16,
             "eos_token_id": 2,
         }

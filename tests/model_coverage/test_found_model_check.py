@@ -26,7 +26,7 @@ ACCEPTED = (
     *("glmga", "hunyuan_vl", "hyperclovax_vision_v2", "idefics2", "kimi_k25", "lfm2_vl", "lfm3_vl", "lighton_ocr"),
     *("llama4", "minimax_m3_vl"),
     *("mistral_large4", "muse_glimmer", "nemotron_h_omni", "ovis2", "paddleocr_vl", "qwen2_5_omni_thinker"),
-    *("qwen3_omni_moe_thinker", "video_llama_3", "video_llava"),
+    *("qwen3_omni_moe_thinker", "qwen4_exp", "video_llama_3", "video_llava"),
     *("glmasr", "moss_transcribe_diarize", "qwen2_audio", "qwen3_asr"),  # only hear
 )
 SLOW = (
@@ -35,8 +35,8 @@ SLOW = (
     "unlimited_ocr",
 )
 """Towers and pictures of published sizes."""
-INDEXED = ("dots3_note", "glm5_next", "minimax_m3_vl", "mistral_large4")
-LENGTHS = {"index_topk": 2048, "index_block_size": 128, "index_topk_blocks": 16}
+INDEXED = ("dots3_note", "glm5_next", "minimax_m3_vl", "mistral_large4", "qwen4_exp")
+LENGTHS = {"index_topk": 2048, "index_block_size": 128, "index_topk_blocks": 16, "indexer_budget": 2048}
 """Settings with the length of an indexer's choice, as published."""
 
 
