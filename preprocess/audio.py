@@ -83,6 +83,9 @@ def _averaged(container: InputContainer, stream: AudioStream, *, limits: AudioLi
         if num_samples > limits.max_duration_s * rate:
             reason = f"the audio is longer than {limits.max_duration_s:g} s, the limit"
             raise invalid_media(reason, "audio_too_long")
+        if num_samples * len(frame.layout.channels) > limits.max_source_samples:
+            reason = f"the channels of the audio have more than {limits.max_source_samples} samples in all, the limit"
+            raise invalid_media(reason, "audio_too_long")
         if frame.sample_rate != rate:
             raise _AUDIO.invalid(f"the audio changes its rate from {rate} to {frame.sample_rate} samples a second")
         yield _floating(frame).mean(axis=0, dtype=np.float32)

@@ -46,9 +46,11 @@ class VideoLimits:
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
 class AudioLimits:
-    """The limits of one sound. The default bounds it to 40 MB at 16 kHz, and its decoding to about a second."""
+    """The limits of one sound. The defaults bound it to 40 MB at 16 kHz, and its decoding to about two seconds: a few
+    bytes may declare many samples of silence."""
 
     max_duration_s: float = Field(default=600.0, gt=0, description="seconds that a sound may last")
+    max_source_samples: int = Field(default=2**27, ge=1, description="samples of all channels that are decoded")
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from transformers import PreTrainedConfig
 
 from raylens.modeling.found_model import FoundModel, find_model, placeholder_id
 from raylens.preprocess.field_layout import Outputs, whole
-from raylens.preprocess.media import AudioLimits, MediaLimits
+from raylens.preprocess.media import MediaLimits
 from raylens.preprocess.models.family import HFProcessor, Kwargs, Modality, ProcessorFamily, Size
 from raylens.preprocess.prompt_updates import FrameInsertion, Position, PromptReplacement
 
@@ -182,4 +183,5 @@ def _decoded(processor: HFProcessor, content: bytes, limits: MediaLimits, kwargs
     settings = {**defaults, **kwargs}
     most = settings.get("max_length") or getattr(extractor, "n_samples", None)
     seconds = most / rate if settings.get("truncation") is True and most else limits.audio.max_duration_s
-    return decode_audio(content, sampling_rate=rate, limits=AudioLimits(min(seconds, limits.audio.max_duration_s)))
+    own = replace(limits.audio, max_duration_s=min(seconds, limits.audio.max_duration_s))
+    return decode_audio(content, sampling_rate=rate, limits=own)

@@ -165,6 +165,16 @@ def test_a_sound_over_the_limit_of_seconds_is_refused_before_it_is_decoded_to_it
     assert "longer than 2.9 s, the limit" in error.reason
 
 
+def test_samples_of_all_channels_are_bounded() -> None:
+    """A second of silence at a high rate takes a few bytes and long to decode."""
+    content = recorded(*[np.zeros(96_000, np.float32)] * 2, file_format="flac", encoder="flac", rate=96_000)
+    assert len(content) < 10_000
+    assert len(decoded(content, AudioLimits(max_source_samples=2 * 96_000))) == RATE
+    error = refused(content, AudioLimits(max_source_samples=2 * 96_000 - 1))
+    assert error.code == "audio_too_long"
+    assert "191999 samples in all" in error.reason
+
+
 HOSTILE = ((12, struct.pack("<I", 2**31 - 1)), (10, struct.pack("<H", 300)))
 """Bytes of a WAV's format: samples a second, channels."""
 
