@@ -73,6 +73,7 @@ EXCEPTIONS: dict[str, Values] = {
         "vision_config": {"sam_config": {"image_size": 1024}},
     },
     "dots3_note": {
+        "audio_config": {"conv_output_size": 64 * 16},
         "text_config": {
             "swa_num_attention_heads": 4,
             "swa_num_key_value_heads": 4,
