@@ -130,8 +130,7 @@ class ItemProcessor:
 
     def _takes(self, modality: str) -> bool:
         """Returns whether the processor accepts the modality. Without torchvision it has no video processor."""
-        part = {"video": "video_processor", "audio": "_audio_processor"}.get(modality)
-        has_part = part is None or getattr(self._processor, part, None) is not None
+        has_part = modality != "video" or getattr(self._processor, "video_processor", None) is not None
         return modality in self._family.modalities and has_part
 
     def rules(self, modality: str, num_in_prompt: int = 1) -> Modality:

@@ -61,8 +61,9 @@ _KV_CACHE_BYTES = 2**30
 _WORDS = " ".join(["Say what is in the picture and where, then count the rows of the table below it."] * 4)
 _SMALL, _LARGER = (90, 120), ((300, 410), (700, 1300))
 """(height, width) in pixels of the pictures."""
-_SECONDS = (0.3, 0.9, 0.9)
-"""Of the sounds. The two in one prompt are equally long: some processors change the end of a shorter one."""
+_SECONDS = (0.369375, 0.9, 0.9)
+"""Of the sounds. The first ends within a frame of Gemma 4. The two in one prompt are equally long: some processors
+change the end of a shorter one."""
 _FILES = ["*.json", "*.jinja", "*.model", "*.safetensors", "*.txt"]
 _DEPTHS = ("num_hidden_layers", "n_layer", "num_layers")
 

@@ -28,7 +28,7 @@ def _encode_sounds(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list
     encoded = []
     for item in items:
         outputs = inner.get_audio_features(item["input_features"], ~item["input_features_mask"])
-        rows = filling.where(outputs.audio_mel_mask[0].unsqueeze(-1), outputs.pooler_output[0])
+        rows = outputs.pooler_output[0]
         rest = model.config.audio_soft_tokens_per_image - len(rows)
         encoded.append(torch.cat((rows, filling.expand(rest, -1))))
     return encoded
