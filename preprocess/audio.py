@@ -78,7 +78,7 @@ def _audio_stream(container: InputContainer) -> AudioStream:
 def _averaged(container: InputContainer, stream: AudioStream, *, limits: AudioLimits) -> Iterator[NDArray[np.float32]]:
     """Yields each frame as the mean of its channels, (num_samples,)."""
     rate, num_samples = stream.codec_context.sample_rate, 0
-    for frame in container.decode(stream):
+    for frame in _frames(container, stream):
         num_samples += frame.samples
         if num_samples > limits.max_duration_s * rate:
             reason = f"the audio is longer than {limits.max_duration_s:g} s, the limit"
@@ -89,6 +89,19 @@ def _averaged(container: InputContainer, stream: AudioStream, *, limits: AudioLi
         if frame.sample_rate != rate:
             raise _AUDIO.invalid(f"the audio changes its rate from {rate} to {frame.sample_rate} samples a second")
         yield _floating(frame).mean(axis=0, dtype=np.float32)
+
+
+def _frames(container: InputContainer, stream: AudioStream) -> Iterator[AudioFrame]:
+    """Yields the frames. Many MP3 files have other bytes behind their last frame, which players skip."""
+    unread: av.InvalidDataError | None = None
+    for packet in container.demux(stream):
+        try:
+            frames = packet.decode()
+        except av.InvalidDataError as error:
+            unread, frames = error, []
+        if unread is not None and (frames or not stream.codec_context.name.startswith("mp3")):
+            raise unread
+        yield from frames
 
 
 def _floating(frame: AudioFrame) -> NDArray[np.float32]:

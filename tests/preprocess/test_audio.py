@@ -102,6 +102,18 @@ def test_an_mp3_with_titles_and_a_cover_is_read() -> None:
     assert abs(len(decoded(with_cover)) - RATE) < 1500
 
 
+@pytest.mark.parametrize("behind", [bytes(4000), b"x" * 500, b"APETAGEX" + bytes(200), noise(0.1).tobytes()])
+def test_what_follows_the_last_frame_of_an_mp3_is_skipped(behind: bytes) -> None:
+    content = recorded(tone(1.0, 44_100), file_format="mp3", encoder="libmp3lame", rate=44_100)
+    assert abs(len(decoded(content + behind)) - RATE) < 500
+
+
+def test_an_mp3_that_is_damaged_in_its_middle_is_refused() -> None:
+    content = bytearray(recorded(tone(1.0, 44_100), file_format="mp3", encoder="libmp3lame", rate=44_100))
+    content[5000:8000] = bytes(3000)
+    assert refused(bytes(content)).code == "invalid_audio"
+
+
 @pytest.mark.parametrize("size", [0, 0xFFFF_FFFF])
 def test_a_wav_written_as_a_stream_declares_no_size(size: int) -> None:
     content = bytearray(recorded(tone(0.5)))
