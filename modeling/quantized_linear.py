@@ -27,7 +27,7 @@ class Int8Linear(nn.Module):
         self._weight = (weight.float() / scales).round_().to(torch.int8)
         self._scales = scales[:, 0].to(weight.dtype)
         self._kernel_scales = self._scales.bfloat16()
-        self._bias = None if linear.bias is None else linear.bias.detach()
+        self.bias = None if linear.bias is None else linear.bias.detach()
         # A GPU's kernel would leave its tensor cores idle.
         self._has_kernel = self.in_features % _KERNEL_STEP == 0 and weight.device.type == "cpu"
 
@@ -38,11 +38,11 @@ class Int8Linear(nn.Module):
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name that nn.Linear gives it
         num_rows = input.numel() // self.in_features
         if not self._has_kernel or not 0 < num_rows <= MAX_ROWS_FOR_KERNEL:
-            return nn.functional.linear(input, self.dequantized(input.dtype), self._bias)
+            return nn.functional.linear(input, self.dequantized(input.dtype), self.bias)
         rows = input.reshape(num_rows, self.in_features).bfloat16().contiguous()
         product = torch.ops.aten._weight_int8pack_mm(rows, self._weight, self._kernel_scales).to(input.dtype)
         output: torch.Tensor = product.view(*input.shape[:-1], self.out_features)
-        return output if self._bias is None else output + self._bias
+        return output if self.bias is None else output + self.bias
 
 
 def quantize_linear_layers(model: nn.Module, is_included: Callable[[str], bool] = lambda name: True) -> None:

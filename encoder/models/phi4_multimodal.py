@@ -32,11 +32,11 @@ def _encode(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.
 
 def _encode_one(embed: Any, item: ItemTensors) -> torch.Tensor:
     """Returns a picture's embeddings. The module writes them over a prompt's, here of placeholders only."""
-    weight = embed.img_projection_down.weight
+    parameter = embed.global_img_feature_extensor
     num_embeds, token_id = _num_embeds(embed, item), embed.config.vision_config.image_token_id
-    prompt = torch.full((1, num_embeds), token_id, device=weight.device)
+    prompt = torch.full((1, num_embeds), token_id, device=parameter.device)
     fields = {name: item[name].unsqueeze(0) for name in _FIELDS}
-    written: torch.Tensor = embed(prompt, weight.new_empty(*prompt.shape, len(weight)), **fields)
+    written: torch.Tensor = embed(prompt, parameter.new_empty(*prompt.shape, embed.config.hidden_size), **fields)
     return written[0]
 
 
@@ -56,7 +56,10 @@ PHI4_MULTIMODAL = VisionFamily(
         *("model.embed_tokens_extend.audio_embed", "lm_head"),
     ),
     tower=f"{_EMBED}.img_processor",
-    projector=(f"{_EMBED}.img_projection_up", f"{_EMBED}.img_projection_down"),
+    projector=(
+        *(f"{_EMBED}.img_projection_up", f"{_EMBED}.img_projection_down"),
+        *(f"{_EMBED}.global_img_feature_extensor", f"{_EMBED}.sub_img_feature_extensor"),
+    ),
     modalities={
         "image": VisionModality(
             encode=_encode,

@@ -12,10 +12,15 @@ from raylens.preprocess.schema import ProcessedPrompt
 
 
 def layout_of_runs(model: PreTrainedModel, prompt: ProcessedPrompt) -> PromptLayout:
-    """Makes each run of placeholders a span: an item with crops has one span for the picture and one for every crop."""
+    """Makes each run of a picture's placeholders a span: an item with crops has one span for the picture and one for
+    every crop. Tokens of sounds see only earlier ones."""
+    sound: int | None = getattr(model.config, "audio_token_id", None)
     spans = []
     for placeholder in prompt.placeholders:
-        runs = groupby(enumerate(placeholder.embed_positions()), key=lambda indexed: indexed[1] - indexed[0])
+        positions = placeholder.embed_positions()
+        if prompt.prompt_token_ids[positions[0]] == sound:
+            continue
+        runs = groupby(enumerate(positions), key=lambda indexed: indexed[1] - indexed[0])
         spans += [BidirectionalSpan.of([position for _, position in run]) for _, run in runs]
     return PromptLayout(spans=tuple(sorted(spans, key=lambda span: span.start)))
 

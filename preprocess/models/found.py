@@ -115,10 +115,10 @@ def call_processor(
         call = partial(call, audio=list(sounds))
     try:
         outputs: Outputs = call(images=[pictures]) if pictures else call()
-    except ValueError:
+    except (TypeError, ValueError):
         if sounds:
             raise
-        # GOT-OCR takes a list of pictures for pages, and no text alone.
+        # GOT-OCR takes a list of pictures for pages. It and Qwen3-ASR take no text alone.
         outputs = call(images=pictures) if pictures else processor.tokenizer([text], return_tensors="pt")
     return outputs
 

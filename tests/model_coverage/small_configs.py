@@ -95,6 +95,7 @@ EXCEPTIONS: dict[str, Values] = {
     },
     "ernie4_5_vl_moe": {"text_config": {"rope_parameters": {**_ROPE, "mrope_section": [3, 3, 2]}}},
     "fast_vlm": {"vision_config": {"hidden_size": 3072}},
+    "gemma4_unified": {"audio_config": {"audio_embed_dim": 640}},
     # A layer uses the choice of the one before.
     "glm5_next": {
         "text_config": {
