@@ -24,6 +24,7 @@ LAYER_BY_LAYER = {
     "qwen3_5": "Qwen3_5DecoderLayer",
     "qwen3_5_moe": "Qwen3_5MoeDecoderLayer",
     "qwen3_vl_moe": "Qwen3VLMoeTextDecoderLayer",
+    "phi4_multimodal": "Phi4MultimodalDecoderLayer",
     "blip-2": "OPTModel",
     "florence2": "BartDecoderLayer",
     "mllama": "MllamaCrossAttentionDecoderLayer",

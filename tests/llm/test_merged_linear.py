@@ -14,8 +14,8 @@ from raylens.modeling.merged_linear import LaterPart, MergedLinear, merge_linear
 from tests.llm.language_variants import VARIANTS
 from tests.llm.operations import Operations
 
-ALREADY_MERGED = {"fuyu": 0}
-"""Families whose checkpoints have one layer for queries, keys and values, and an MLP without a gate."""
+ALREADY_MERGED = {"fuyu": 0, "phi4_multimodal": 0}
+"""Families whose checkpoints have one layer for queries, keys and values, and one before the MLP's activation."""
 
 
 class CausalAttention:
