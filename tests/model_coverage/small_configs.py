@@ -82,7 +82,7 @@ EXCEPTIONS: dict[str, Values] = {
             "swa_head_dim": 32,
             "swa_qk_nope_head_dim": 24,
             "swa_v_head_dim": 12,
-        }
+        },
     },
     "emu3": {
         "text_config": {"max_position_embeddings": 2048},
