@@ -57,14 +57,26 @@ class IndexedBackend(AttentionBackend, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ChosenStep:
+    """One step's `AttentionBackend`. Layers that choose positions attend to the `chosen` ones. An indexer sets the
+    masks for its own layer and for the next ones, up to the next indexer."""
+
+    attention: IndexedBackend
+    chosen: Sequence[ChosenPositions]
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        return self.attention.attend_chosen(call, self.chosen) if call.sees_chosen else self.attention.attend(call)
+
+
+@dataclass(frozen=True, slots=True)
 class _Kind:
     """`read(indexer, result, causal)`: the `ChosenPositions.mask` of an indexer's result. `causal`: a causal mask,
-    (num_queries, num_positions). `mask(causal)`: the mask that the indexer takes. `takes_all_turns`: whether
-    it takes the rotations of all positions, not of its tokens only."""
+    (num_queries, num_positions). `mask(causal)`: the mask that the indexer takes. `takes_all_rotations`: whether it
+    takes the rotations of all positions, not of its tokens only."""
 
     read: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
     mask: Callable[[torch.Tensor], torch.Tensor] = lambda causal: causal.unsqueeze(0)
-    takes_all_turns: bool = False
+    takes_all_rotations: bool = False
 
 
 def _read_positions(indexer: Any, result: torch.Tensor, causal: torch.Tensor) -> torch.Tensor:
@@ -95,7 +107,7 @@ _KINDS = {
     "Glm5NextTextIndexer": _Kind(_read_positions, lambda causal: causal.new_ones(1, len(causal))),
     "MiniMaxM3VLIndexer": _Kind(_read_blocks),
     "MistralLarge4TextIndexer": _Kind(_read_positions),
-    "Qwen4ExpTextQSAIndexer": _Kind(_read_mask, lambda causal: causal[None, None], takes_all_turns=True),
+    "Qwen4ExpTextQSAIndexer": _Kind(_read_mask, lambda causal: causal[None, None], takes_all_rotations=True),
 }
 """By class name."""
 
@@ -123,7 +135,7 @@ class Indexers:
         """`layer_types`: those of the decoder. `num_layers`: the layers with a KV cache; the caches of index keys have
         the next numbers. Raises ValueError for an unknown type of indexer."""
         self._dims = [0] * len(indexers)
-        self._step: IndexedStep | None = None
+        self._step: ChosenStep | None = None
         self._num_layers = num_layers
         self._block_size = block_size
         # Keeps the decoder from making masks.
@@ -144,10 +156,10 @@ class Indexers:
         return [LayerShape(1, dim, 0, None) for dim in self._dims]
 
     @contextmanager
-    def of(self, step: StepInput, attention: AttentionBackend) -> Iterator["IndexedStep"]:
+    def of(self, step: StepInput, attention: AttentionBackend) -> Iterator[ChosenStep]:
         """Lets forwards within this context compute the chunks of `step`, with the attention that it yields."""
         assert isinstance(attention, IndexedBackend)
-        self._step = IndexedStep(step, attention, self._block_size)
+        self._step = ChosenStep(attention, positions_of(step, self._block_size))
         try:
             yield self._step
         finally:
@@ -156,31 +168,18 @@ class Indexers:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _forward(self, layer: int, choose: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Notes the chosen positions of all chunks. The layer hands on the result, which nothing reads."""
-        if self._step is None:  # the first forward, of one token, which shows the sizes
+        step = self._step
+        if step is None:  # the first forward, of one token, which shows the sizes
             choose(args, kwargs, slice(0, 1), 1, partial(self._note, layer))
         else:
-            self._step.choose(partial(choose, args, kwargs), layer)
+            for chunk in step.chosen:
+                extend = partial(step.attention.extend_index, layer, chunk.rows, chunk.slots)
+                chunk.mask = choose(args, kwargs, chunk.rows, len(chunk.slots), extend)
         return torch.zeros(1, 1, 1, dtype=torch.int64)
 
     def _note(self, layer: int, keys: torch.Tensor) -> torch.Tensor:
         self._dims[layer - self._num_layers] = keys.shape[-1]
         return keys
-
-
-class IndexedStep:
-    """One step's `AttentionBackend`. Layers with an indexer attend to the positions that the latest one chose."""
-
-    def __init__(self, step: StepInput, attention: IndexedBackend, block_size: int) -> None:
-        self._attention = attention
-        self._chosen = positions_of(step, block_size)
-
-    def attend(self, call: AttentionCall) -> torch.Tensor:
-        return self._attention.attend_chosen(call, self._chosen) if call.sees_chosen else self._attention.attend(call)
-
-    def choose(self, choose: Callable[..., torch.Tensor], layer: int) -> None:
-        for chunk in self._chosen:
-            extend = partial(self._attention.extend_index, layer, chunk.rows, chunk.slots)
-            chunk.mask = choose(chunk.rows, len(chunk.slots), extend)
 
 
 def _choose(
@@ -200,25 +199,25 @@ def _choose(
     causal = torch.ones(num_queries, num_positions, dtype=torch.bool, device=given["hidden_states"].device)
     causal = causal.tril_(num_positions - num_queries)
     own = {name: _part(value, rows) for name, value in given.items()}
-    if kind.takes_all_turns:
-        own["position_embeddings"], extend = _with_turns(own["position_embeddings"], num_positions, extend)
+    if kind.takes_all_rotations:
+        own["position_embeddings"], extend = _with_rotations(own["position_embeddings"], num_positions, extend)
     own["past_key_values"] = _IndexCache(extend, num_positions)
     if "attention_mask" in given:
         own["attention_mask"] = kind.mask(causal)
     return kind.read(indexer, forward(**own), causal)
 
 
-def _with_turns(
+def _with_rotations(
     own: tuple[torch.Tensor, ...], num_positions: int, extend: Callable[[torch.Tensor], torch.Tensor]
 ) -> tuple[tuple[torch.Tensor, ...], Callable[[torch.Tensor], torch.Tensor]]:
     """Returns the cosines and sines of all positions, and an `extend` that keeps them behind the index keys. Those of
     earlier positions are there once the tokens' keys are stored. `own`: of the tokens, (1, num_tokens, dim) each."""
-    turns = torch.cat(own, dim=-1)[0]
-    everything = turns.new_empty(num_positions, turns.shape[-1])
-    everything[-len(turns) :] = turns
+    rotations = torch.cat(own, dim=-1)[0]
+    everything = rotations.new_empty(num_positions, rotations.shape[-1])
+    everything[-len(rotations) :] = rotations
 
     def extend_both(keys: torch.Tensor) -> torch.Tensor:
-        rows = extend(torch.cat([keys, turns.to(keys.dtype)], dim=-1))
+        rows = extend(torch.cat([keys, rotations.to(keys.dtype)], dim=-1))
         everything.copy_(rows[:, keys.shape[-1] :])
         return rows[:, : keys.shape[-1]]
 

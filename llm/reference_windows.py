@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from raylens.llm.attention import AttentionBackend, AttentionCall, LayerShape
-from raylens.llm.indexers import INDEXED_LAYERS, ChosenPositions, IndexedBackend, positions_of
+from raylens.llm.indexers import INDEXED_LAYERS, ChosenPositions, ChosenStep, IndexedBackend, positions_of
 from raylens.llm.step_input import StepInput
 
 REFERENCE_LAYERS = frozenset({"reference_sliding_attention"})
@@ -34,30 +34,19 @@ class ReferenceWindows:
                 module.has_reference_window = True  # type: ignore[assignment]
 
     @contextmanager
-    def of(self, step: StepInput, attention: AttentionBackend) -> Iterator["ReferenceStep"]:
+    def of(self, step: StepInput, attention: AttentionBackend) -> Iterator[ChosenStep]:
         """Yields the attention of `step`."""
         assert isinstance(attention, IndexedBackend)
         chosen = positions_of(step, self._block_size)
         for chunk, prompt_length in zip(chosen, step.prompt_lengths, strict=True):
             chunk.mask = self._mask(chunk, prompt_length)
-        yield ReferenceStep(attention, chosen)
+        yield ChosenStep(attention, chosen)
 
     def _mask(self, chunk: ChosenPositions, prompt_length: int) -> torch.Tensor:
         end = len(chunk.slots)
         positions = torch.arange(end, device=chunk.slots.device)
         queries = positions[end - (chunk.rows.stop - chunk.rows.start) :, None]
         return (positions <= queries) & ((positions < prompt_length) | (positions > queries - self._window))
-
-
-class ReferenceStep:
-    """One step's `AttentionBackend`."""
-
-    def __init__(self, attention: IndexedBackend, chosen: list[ChosenPositions]) -> None:
-        self._attention = attention
-        self._chosen = chosen
-
-    def attend(self, call: AttentionCall) -> torch.Tensor:
-        return self._attention.attend_chosen(call, self._chosen) if call.sees_chosen else self._attention.attend(call)
 
 
 def check_choices(calls: Sequence[AttentionCall], text_config: PreTrainedConfig) -> None:

@@ -62,8 +62,8 @@ _WORDS = " ".join(["Say what is in the picture and where, then count the rows of
 _SMALL, _LARGER = (90, 120), ((300, 410), (700, 1300))
 """(height, width) in pixels of the pictures."""
 _SECONDS = (0.369375, 0.9, 0.9)
-"""Of the sounds. The first ends within a frame of Gemma 4. The two in one prompt are equally long: some processors
-change the end of a shorter one."""
+"""Durations of the sounds. The first ends within a frame of Gemma 4. The two in one prompt are equally long, because
+some processors change the end of a shorter one."""
 _FILES = ["*.json", "*.jinja", "*.model", "*.safetensors", "*.txt"]
 _DEPTHS = ("num_hidden_layers", "n_layer", "num_layers")
 
@@ -174,14 +174,14 @@ def _compare(found: FoundModel, checkpoint: str) -> None:
 
 
 def questions_of(checkpoint: str) -> list[Question]:
-    """Returns a prompt with a picture, one with two if the model takes two, a text alone, and if the model hears one
-    with a sound and one with two and a picture.
+    """Returns a prompt with a picture and one with two, or with as many as the model takes; for a model that hears one
+    with a sound and one with two sounds and a picture; and a text alone.
 
     Raises SelfTestError if Preprocess makes other tokens than the model's processor."""
     ours = MultiModalProcessor(ProcessorConfig(checkpoint))
     family = family_of("preprocess", load_model_config(checkpoint))
     theirs = load_processor(family, checkpoint)
-    asked: list[tuple[str, list[Image.Image], list[Samples]]] = [(_WORDS, [], [])]
+    asked: list[tuple[str, list[Image.Image], list[Samples]]] = []
     small, seen = _picture(*_SMALL), ""
     if "image" in ours.items.modalities:
         with _naming("Preprocess"):
@@ -200,8 +200,9 @@ def questions_of(checkpoint: str) -> list[Question]:
         with suppress(ValueError):  # some processors take one sound
             call_processor(theirs, heard * 2, [], alike)
             asked.append((f"One {heard} two {seen} three {heard} {_WORDS}", [small] if seen else [], alike))
+    asked.append((_WORDS, [], []))
     questions = []
-    for text, pictures, sounds in asked[1:] + asked[:1]:
+    for text, pictures, sounds in asked:
         with _naming("Preprocess"):
             inputs = dict(call_processor(theirs, text, pictures, sounds, return_mm_token_type_ids=True))
             items = [

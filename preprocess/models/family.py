@@ -46,6 +46,10 @@ def image_token(processor: HFProcessor) -> str:
     return str(processor.image_token)
 
 
+def audio_token(processor: HFProcessor) -> str:
+    return str(processor.audio_token)
+
+
 def replace_image_token(processor: HFProcessor, outputs: Outputs, kwargs: Kwargs) -> str:
     """Returns the Hugging Face processor's replacement for the placeholder of an image."""
     return str(processor.replace_image_token(outputs, image_idx=0, **kwargs))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from transformers.models.janus.processing_janus import DEFAULT_SYSTEM_PROMPT
 
 from raylens.preprocess.field_layout import Outputs, blank_pixels
-from raylens.preprocess.models.family import FIXED_IMAGE, HFProcessor, Kwargs, ProcessorFamily, image_token
+from raylens.preprocess.models.family import FIXED_IMAGE, HFProcessor, Kwargs, ProcessorFamily, audio_token, image_token
 from raylens.preprocess.models.found import sound_modality
 from raylens.preprocess.prompt_updates import FrameInsertion, Position, PromptInsertion, PromptReplacement
 from raylens.preprocess.schema import InvalidRequestError
@@ -15,9 +15,7 @@ GEMMA3N = ProcessorFamily(
     processor_class="Gemma3nProcessor",
     modalities={
         "image": FIXED_IMAGE,
-        "audio": sound_modality(
-            lambda processor: str(processor.audio_token), ("input_features", "input_features_mask")
-        ),
+        "audio": sound_modality(audio_token, ("input_features", "input_features_mask")),
     },
 )
 

@@ -3,6 +3,7 @@ sounds, and a client's mistake is a 400 that names the part."""
 
 import base64
 import shutil
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,8 @@ QUESTIONS: list[tuple[list[dict[str, Any]], list[int], list[bytes]]] = [
     ([by_url(FLAC), text("between"), pictured(1), by_url(WAV), text("What?")], [1], [FLAC, WAV]),
     ([pictured(1), text("What is it?")], [1], []),
 ]
-"""The parts of a message, and its pictures and sounds. Sounds of a prompt are equally long: see docs/."""
+"""The parts of a message, and its pictures and sounds. Sounds of a prompt are equally long, see
+docs/preprocessing.md."""
 
 
 PART = "messages[0].content[1].input_audio"
@@ -111,7 +113,7 @@ class Oracle:
 
 
 class Served:
-    def __init__(self, url: str, suppressed: list[int] = []) -> None:  # noqa: B006
+    def __init__(self, url: str, suppressed: Sequence[int] = ()) -> None:
         self.url = url
         self._bias = dict.fromkeys(map(str, suppressed), -100)
 

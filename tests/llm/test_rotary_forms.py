@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.llm.sampling.params import SamplingParams
-from raylens.preprocess.schema import ProcessedPrompt
+from tests.llm.answered import answer
 from tests.model_coverage.language_requests import save_tokenizer
 
 LONGEST_SHORT = 32
@@ -82,15 +82,8 @@ def engine_of(checkpoint: str, **settings: Any) -> LLMEngine:
 
 def answers(engine: LLMEngine, prompts: list[list[int]], **settings: Any) -> list[list[int]]:
     params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True, **settings)
-    for index, prompt in enumerate(prompts):
-        engine.add_request(str(index), ProcessedPrompt(prompt, [], []), [], params)
-    found: list[list[int]] = [[] for _ in prompts]
-    while engine.has_unfinished():
-        for output in engine.step():
-            assert output.error is None, output.error
-            found[int(output.request_id)] += output.token_ids
-    engine.check_integrity()
-    return found
+    found = answer(engine, prompts, params)
+    return [found[f"{index}.0"].token_ids for index in range(len(prompts))]
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,8 @@ ACCEPTED = (
     *("aya_vision", "cohere2_vision", "cohere_compass", "cosmos3_edge", "cosmos3_omni", "dots3_note"),
     *("ernie4_5_vl_moe", "exaone4_5", "gemma4_unified", "glm46v", "glm4v", "glm4v_moe", "glm5_next", "glm_ocr"),
     *("glmga", "hunyuan_vl", "hyperclovax_vision_v2", "idefics2", "kimi_k25", "lfm2_vl", "lfm3_vl", "lighton_ocr"),
-    *("llama4", "minimax_m3_vl"),
-    *("mistral_large4", "muse_glimmer", "nemotron_h_omni", "ovis2", "paddleocr_vl", "qwen2_5_omni_thinker"),
-    *("qwen3_omni_moe_thinker", "qwen4_exp", "video_llama_3", "video_llava"),
+    *("llama4", "minimax_m3_vl", "mistral_large4", "muse_glimmer", "nemotron_h_omni", "ovis2", "paddleocr_vl"),
+    *("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "qwen4_exp", "video_llama_3", "video_llava"),
     *("glmasr", "moss_transcribe_diarize", "qwen2_audio", "qwen3_asr"),  # only hear
 )
 SLOW = (

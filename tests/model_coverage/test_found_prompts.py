@@ -1,7 +1,6 @@
 """Prompts of models that no family declares: ids equal those of the Hugging Face processor, whatever stands beside a
 picture."""
 
-from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from raylens.preprocess.models.found import call_processor
 from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
 from raylens.preprocess.schema import ChatPrompt, InvalidRequestError, TextPrompt, TokensPrompt
 from tests.model_coverage.small_checkpoints import save_small_checkpoint
+from tests.pictures import encoded
 
 TEXTS = (
     "<image>word",
@@ -24,12 +24,6 @@ TEXTS = (
     "<image><b>",
     "<image>",
 )
-
-
-def encoded(picture: Image.Image) -> bytes:
-    content = BytesIO()
-    picture.save(content, "PNG")
-    return content.getvalue()
 
 
 @pytest.mark.parametrize("splits", [False, True])
