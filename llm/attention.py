@@ -87,7 +87,7 @@ def paged_attention(
     """Implements transformers' attention function. Takes `query` (1, heads, num_tokens, head_dim), and `key` and
     `value` with kv_heads; returns (1, num_tokens, heads, head_dim of `value`). `scaling` None: 1 / sqrt(head_dim).
     Raises TypeError for an unknown argument, because a model may change its attention by one, such as attention
-    sinks. A module of `CrossStates` attends to these instead."""
+    sinks. A module with `cross_states` attends to these instead."""
     # With `skip_topk` a layer shares the choice of another's indexer.
     marks = ("indexer", "skip_topk", "has_reference_window")
     sees_chosen = any(getattr(module, mark, None) not in (None, False) for mark in marks)

@@ -1,4 +1,5 @@
-"""What a sequence's tokens cross-attend to: states that are computed once, and lie in blocks of their own."""
+"""Cross states: the states, beside its own tokens, that a sequence attends to. They are computed once, and lie in
+blocks of their own."""
 
 from bisect import bisect_right
 from collections.abc import Sequence as Seq
@@ -21,7 +22,7 @@ class CrossView(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CrossSource:
-    """The origin of a sequence's states.
+    """The origin of a sequence's cross states.
 
     `token_ids`: one for each state. A text encoder reads them; without one they have no meaning.
     `num_prompt_tokens`: of the request's prompt, which has the tokens of items and text encoder besides the decoder's.
@@ -49,7 +50,7 @@ class CrossSource:
 
 
 class CrossBlocks:
-    """Assigns blocks of `block_size` states to running sequences. No two sequences share a block."""
+    """Assigns blocks of `block_size` cross states to running sequences. No two sequences share a block."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._num_blocks, self._block_size = num_blocks, block_size

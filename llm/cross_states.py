@@ -1,4 +1,4 @@
-"""Cross attention: keys and values of states beside the tokens, such as a picture's features.
+"""Cross attention: keys and values of cross states, such as a picture's features.
 
 transformers' modules compute both. They run once over a sequence's states, whose keys and values then lie in blocks of
 their own. In each step the modules get stand-ins for the states, and attend to these blocks."""
@@ -47,7 +47,7 @@ class _Now:
 
 
 class CrossStates:
-    """The states of all modules that cross-attend. `allocate` makes their pools."""
+    """The cross states in all modules that attend to them. `allocate` makes their pools."""
 
     def __init__(self, model: PreTrainedModel, cross: CrossFamily, decoder: nn.Module) -> None:
         self._model, self._cross, self._decoder = model, cross, decoder
@@ -185,7 +185,7 @@ class _NoTokens:
 
 
 class _FilledCache(EncoderDecoderCache):
-    """What layers take for a cache that holds all states already. Keys and values of tokens pass through."""
+    """Stands in for a cache that holds all states already. Keys and values of tokens pass through."""
 
     def __init__(self, num_layers: int) -> None:
         self.self_attention_cache = self.cross_attention_cache = _PassingCache(num_layers)
@@ -209,7 +209,7 @@ class _PassingCache:
 
 
 class _FilledLayer:
-    """Its keys and values, which no one reads."""
+    """A layer of such a cache. Nothing reads its keys and values."""
 
     keys = values = torch.zeros(1, 1, 1, 1)
     is_initialized = True
@@ -231,7 +231,7 @@ def _attend_plainly(encoder: nn.Module) -> None:
 
 
 def _count_positions_of_step(decoder: nn.Module, name: str) -> None:
-    """Makes the decoder's position embeddings those of `position_ids`, which it does not take."""
+    """Makes a decoder that takes no `position_ids` look up the embeddings of these positions."""
     embedding: Any = getattr(decoder, name)
     own, given = embedding.forward, {}
 

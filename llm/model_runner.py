@@ -198,7 +198,7 @@ class ModelRunner:
             raise ValueError("max_loras: a model of layers that choose positions serves no adapters")
         if self._device.type == "cuda":
             raise ValueError("device: layers that choose positions run on the CPU only")
-        self._kernels = None  # Their attention takes no chosen positions.
+        self._kernels = None  # Attention by Raylens' kernels takes no chosen positions.
         if not indexers:
             return ReferenceWindows(self._decoder, text_config, self._config.block_size)
         layer_types, num_layers = text_config.layer_types, num_attention_layers(text_config)
@@ -381,7 +381,7 @@ class ModelRunner:
 
     @property
     def has_cross_states(self) -> bool:
-        """Returns whether some layers attend to states beside the tokens."""
+        """Returns whether some layers attend to cross states."""
         return self._cross is not None
 
     def split_prompt(self, prompt: ProcessedPrompt) -> tuple[ProcessedPrompt, CrossSource | None]:

@@ -39,11 +39,10 @@ def check_spans(layout: PromptLayout, max_span_tokens: int) -> None:
 
 
 def check_states(num_states: int, num_slots: int) -> None:
-    """Raises InvalidRequestError if the cache of cross states never holds those of a prompt."""
+    """Raises InvalidRequestError if a prompt has more cross states than the cache holds."""
     if num_states > num_slots:
         raise InvalidRequestError(
-            f"{num_states} tokens of pictures and text are attended to from outside of the answer, the cache holds"
-            f" {num_slots} of them",
+            f"the answer attends to {num_states} tokens of pictures and text, the cache holds {num_slots} of them",
             field="messages",
             code="context_length_exceeded",
         )

@@ -55,7 +55,7 @@ def _forward(module: Any, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[
     """Returns cosines and sines, (1, num_tokens, dim), for positions (1, num_tokens)."""
     is_long = position_ids >= LONG_FORM
     frequencies = torch.where(is_long[..., None], module.long_inv_freq, module.original_inv_freq)
-    turns = (position_ids - LONG_FORM * is_long)[..., None].float() * frequencies
-    turns = torch.cat((turns, turns), dim=-1)
-    cosines, sines = turns.cos() * module.attention_scaling, turns.sin() * module.attention_scaling
+    angles = (position_ids - LONG_FORM * is_long)[..., None].float() * frequencies
+    angles = torch.cat((angles, angles), dim=-1)
+    cosines, sines = angles.cos() * module.attention_scaling, angles.sin() * module.attention_scaling
     return cosines.to(x.dtype), sines.to(x.dtype)

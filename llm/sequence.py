@@ -77,8 +77,8 @@ class Sequence:
     `lookup`: guesses its next tokens. None: no guesses.
     `state_slot`: the slot of its recurrent state while it runs. `state_source`: the slot that its next chunk continues
     from; None: none, the chunk is the first. `draft_slots`: the slots of the states after each guess of the step.
-    `cross_source`: what its tokens cross-attend to; None: nothing. `cross_table`: the blocks of these states while it
-    runs. `has_cross_states`: whether they hold the states.
+    `cross_source`: the origin of its cross states; None: it has none. `cross_table`: the blocks of these states while
+    it runs. `has_cross_states`: whether these blocks hold the states.
     `lora`: its adapter. `lora_slot`: the adapter's slot in memory; None while a waiting sequence may not use one."""
 
     request_id: str

@@ -57,7 +57,7 @@ def _by_wave(function: Callable[..., Any], state_name: str, *args: Any, **kwargs
         before = states.read(wave)
         own = {name: value[wave.rows] if name in _OF_ROWS else value for name, value in given.items()}
         own[state_name] = before
-        # In the form of the call, because other implementations have other names.
+        # Positional arguments stay positional, because other implementations name them otherwise.
         result = function(
             *(own[name] for name, _ in zip(names, args, strict=False)), **{name: own[name] for name in kwargs}
         )

@@ -1,7 +1,7 @@
 """Embeddings of n-grams within a decoder's layers (Qwen4's PLE), which keep the last tokens as a state.
 
-`RecurrentStates` runs a module that takes one tensor. So the token ids lie behind the hidden states in it, bit by
-bit."""
+`RecurrentStates` runs modules that take one tensor. So that tensor has the bits of each token id behind its hidden
+states."""
 
 from typing import Any
 

@@ -37,7 +37,7 @@ UNSERVED = {
     "instructblipvideo": "its features of a video depend on the prompt, and items are encoded and cached by video",
     "kosmos-2": "the tokens at its picture's positions stand for words, too, and only its processor marks these",
     "kosmos-2.5": "its embeddings depend on marks around a picture that its configuration does not name",
-    "mistral4": "it is a text model without a vision half, and is served as a part of a mistral3",
+    "mistral4": "it is a text model without a vision half, and is served as a part of `mistral3`",
     "pi0": "it returns the actions of a robot and no text",
     "shieldgemma2": "it returns the probabilities that a picture violates policies and no text",
 }
@@ -98,7 +98,8 @@ PARTLY_FOUND = {
     "qwen2_audio": Family("qwen2_audio:QWEN2_AUDIO", "qwen2_audio:QWEN2_AUDIO", "causal:QWEN2_AUDIO"),
     "qwen4_exp": Family(_FOUND_FAMILY.preprocess, _FOUND_FAMILY.encoder, "by_token:qwen4_exp"),
 }
-"""Families with a declaration of some stages, whose halves are compared with the model at the start, too."""
+"""Families with a declaration of some stages. Their halves are compared with the model at the start, as found
+ones are."""
 
 SERVED_FAMILIES = frozenset(name for name, family in FAMILIES.items() if family.is_served)
 

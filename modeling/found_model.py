@@ -1,4 +1,4 @@
-"""Finds the parts of a vision-language model by transformers' own methods."""
+"""Finds the parts of a model with pictures or sounds by transformers' own methods."""
 
 import copy
 import inspect

@@ -6,8 +6,8 @@ from raylens.modeling.torchvision_build import make_importable
 
 
 def load_model_config(model: str, revision: str | None = None) -> PreTrainedConfig:
-    """Returns the configuration of a checkpoint, a folder or a hub id. For a model that also speaks (Qwen-Omni) it is
-    that of the part that hears, sees and writes, the thinker. Runs no code of the checkpoint.
+    """Returns the configuration of a checkpoint, a folder or a hub id. A model that also speaks (Qwen-Omni) has the
+    configuration of its thinker, the part that hears, sees and writes. Runs no code of the checkpoint.
 
     Raises the errors of `AutoConfig.from_pretrained`."""
     register_model_configs()

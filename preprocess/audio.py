@@ -1,7 +1,7 @@
 """Decodes sounds to one channel at a model's rate, in memory bounded by `AudioLimits`.
 
-This module imports PyAV. Only the processors of models that hear import it. `preprocess/containers.py` opens the
-files."""
+Only the processors of models that hear import this module, because it imports PyAV. `preprocess/containers.py` opens
+the files."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -54,7 +54,7 @@ def decode_audio(content: bytes, *, sampling_rate: int, limits: AudioLimits) -> 
     if seconds < MIN_AUDIO_SECONDS:
         raise invalid_media(f"the audio is {seconds:.2f} s long, the least is {MIN_AUDIO_SECONDS} s", "audio_too_short")
     samples = np.concatenate(pieces)
-    if not np.abs(samples).max() <= _MAX_AMPLITUDE:  # not so for NaN, too
+    if not np.abs(samples).max() <= _MAX_AMPLITUDE:  # no comparison with NaN holds
         raise _AUDIO.invalid(f"the audio has samples beyond {_MAX_AMPLITUDE:g} times full scale, or not finite")
     return samples
 

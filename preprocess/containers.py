@@ -26,8 +26,8 @@ _UNKNOWN_RIFF_BYTES = 0x7FFF_FF00
 
 @dataclass(frozen=True, slots=True)
 class MediaKind:
-    """What is read of one kind of media. `name`: in errors and their codes. `formats` and `decoders`: FFmpeg's names.
-    `for_people`: the formats in errors."""
+    """The formats and codecs of one kind of media. `name`: in errors and their codes. `formats` and `decoders`:
+    FFmpeg's names. `for_people`: the formats in errors."""
 
     name: str
     formats: tuple[str, ...]
@@ -152,7 +152,7 @@ def _is_cut_off(content: bytes, file_format: str) -> bool:
 
 
 def _is_ogg_cut_off(content: bytes) -> bool:
-    """Each page declares the bytes of its segments."""
+    """Returns whether the last page lacks bytes: each page declares those of its segments."""
     at = content.rfind(b"OggS")
     lengths = content[at + 27 : at + 27 + content[at + 26]]
     return len(lengths) < content[at + 26] or at + 27 + len(lengths) + sum(lengths) > len(content)

@@ -1,4 +1,4 @@
-"""The outputs of a Hugging Face image or video processor for a single item, and the item's tensors among them.
+"""The outputs of a Hugging Face processor for a single item, and the item's tensors among them.
 
 Items are processed one by one, so that each can be cached, sent and batched alone."""
 
@@ -12,7 +12,7 @@ import torch
 from raylens.preprocess.schema import ItemTensors
 
 Outputs: TypeAlias = Mapping[str, Any]
-"""The result of a Hugging Face image or video processor: tensors, or lists of tensors, by name."""
+"""The result of a Hugging Face processor's part for the modality: tensors, or lists of tensors, by name."""
 
 Fields: TypeAlias = Mapping[str, Callable[[Any], torch.Tensor]]
 """The outputs that make up an item, by name: `first_row`, if items are stacked on a new axis, or `whole`, if they are

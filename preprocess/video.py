@@ -1,7 +1,6 @@
 """Decodes videos to RGB frames: only the frames that a model's processor chooses, in memory bounded by `VideoLimits`.
 
-This module imports PyAV, and transformers when it decodes. Only the processors of video models import it.
-
+Only the processors of video models import this module, because it imports PyAV, and transformers when it decodes.
 `preprocess/containers.py` opens the files."""
 
 from bisect import bisect_right

@@ -25,7 +25,7 @@ def noise(seconds: float, seed: int = 0, rate: int = RATE) -> np.ndarray:
 def recorded(
     *channels: np.ndarray, file_format: str = "wav", encoder: str = "pcm_s16le", rate: int = RATE, **options: Any
 ) -> bytes:
-    """An audio file of one or two channels."""
+    """An audio file of one, two or six channels."""
     buffer = io.BytesIO()
     layout = {1: "mono", 2: "stereo", 6: "5.1"}[len(channels)]
     with av.open(buffer, "w", format=file_format, options=options) as container:

@@ -43,7 +43,8 @@ class VisionModality:
     """The encoding of one modality. An item is a dictionary of tensors from Preprocess.
 
     `encode(model, items)`: returns each item's embeddings, (num_embeds, embedding_size), for items of one `batch_key`.
-    `num_patches(config, item)`: returns the number of the item's patches in the tower, which is its cost.
+    `num_patches(config, item)`: returns the number of the item's patches in the tower, or of a sound's frames. It is
+    the item's cost.
     `batch_key(item)`: returns a key. Items with equal keys may share a batch.
     `on_host`: names of tensors that the model's Python code reads, such as sizes. They stay on the CPU, because reading
     them from a GPU would wait for all queued work.

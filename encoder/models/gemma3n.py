@@ -1,4 +1,4 @@
-"""Gemma 3n: a convolutional tower for pictures of one size, and a tower for sounds, which have one number of
+"""Gemma 3n: a convolutional tower for pictures of one size, and a tower for sounds. All sounds have the same number of
 embeddings."""
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def _num_patches(config: PreTrainedConfig, item: ItemTensors) -> int:
 
 
 def _encode_sounds(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
-    """Encodes each sound alone. As in the whole model, the embedding of the last token for sounds fills up its rows."""
+    """Encodes each sound alone. As in the whole model, copies of the last sound token's embedding follow its rows."""
     inner: Any = model.base_model
     last_token = torch.full((1, 1), inner.vocab_size - 1, device=items[0]["input_features"].device)
     filling = inner.embed_audio(input_ids=last_token)[0]

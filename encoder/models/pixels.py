@@ -1,4 +1,5 @@
-"""Helpers for items that are the pixels of one tile or several, (3, height, width) or (num_tiles, 3, height, width)."""
+"""Helpers for items that are the pixels of one tile or several, (3, height, width) or (num_tiles, 3, height, width),
+and the length of sounds."""
 
 import math
 from collections.abc import Callable, Sequence

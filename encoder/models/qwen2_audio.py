@@ -1,5 +1,5 @@
-"""Qwen2-Audio: a tower of Whisper's form, for sounds that are filled up to 30 seconds. The model's forward encodes them
-itself, without a method of its own."""
+"""Qwen2-Audio: a tower of Whisper's form, for sounds that are padded to 30 seconds. transformers' class has no method
+for these features: its forward computes them."""
 
 from collections.abc import Sequence
 from typing import Any

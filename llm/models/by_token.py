@@ -48,7 +48,7 @@ def _ids_of_ngrams(model: PreTrainedModel, token_ids: torch.Tensor) -> dict[str,
 
 
 def qwen4_exp(config: PreTrainedConfig) -> LanguageFamily:
-    # The class's forward would look for tokens with the given embeddings, to which `logits` of found families come.
+    # The `logits` of a found family call the class's forward, which would look for tokens with the given embeddings.
     family = replace(find_language_family(config), logits=output_head)
     has_ngrams = getattr(config.get_text_config(), "ple_layer_ids", None)
     return replace(family, inputs_of_tokens=_ids_of_ngrams, keeps_placeholders=True) if has_ngrams else family

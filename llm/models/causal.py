@@ -33,7 +33,7 @@ PHI4_MULTIMODAL = LanguageFamily(
     unused=("model.embed_tokens_extend",),
     decoder="model",
 )
-# Its forward asks for the tower even where there is no sound, so that its head cannot be found.
+# The head cannot be found: the class's forward asks for the tower even without a sound.
 QWEN2_AUDIO = LanguageFamily(
     whole="Qwen2AudioForConditionalGeneration", unused=("model.audio_tower", "model.multi_modal_projector")
 )

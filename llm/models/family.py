@@ -40,7 +40,7 @@ def capped_output_head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Te
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossFamily:
-    """Cross attention of a decoder to states beside its own tokens.
+    """Cross attention of a decoder: to states beside its own tokens.
 
     `attention`: the name of the modules that attend to them. `states`: the decoder's argument for the states,
     (1, num_states, hidden_size).

@@ -1,4 +1,4 @@
-"""The processing of pictures and sounds for a model that no family declares, found by calls of its processor."""
+"""The processing of pictures and sounds for a model that no family declares: its own processor makes all."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence

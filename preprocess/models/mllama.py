@@ -39,4 +39,5 @@ MLLAMA = ProcessorFamily(
         )
     },
 )
-"""A text without a BOS gets none behind its first pictures, where the processor puts one. Chat templates have one."""
+"""The processor puts a BOS behind the first pictures of a text that has none. Here such a text gets none; chat
+templates write one."""
