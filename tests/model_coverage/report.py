@@ -99,7 +99,7 @@ def _equal_ways(folder: str, cases: list[Case]) -> tuple[bool, ...]:
 
 
 def _first_line(error: Exception) -> str:
-    text = (str(error) or type(error).__name__).splitlines()[0].replace("|", "/")
+    text = (str(error).strip() or type(error).__name__).splitlines()[0].replace("|", "/")
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
 
 
