@@ -32,6 +32,9 @@ _MAX_CHANNELS = 8
 _MAX_AMPLITUDE = 2.0**16
 """Full scale is 1. Files of floating-point samples may go beyond, some up to the scale of 16-bit samples."""
 _LEAST_PART_OF_DECLARED = 0.9
+_PACKETS_PER_SECOND = 400
+"""Of the longest sound: Opus' shortest packets last 2.5 ms. Each costs some 20 microseconds, if it has one sample only,
+too."""
 
 
 def decode_audio(content: bytes, *, sampling_rate: int, limits: AudioLimits) -> NDArray[np.float32]:
@@ -78,7 +81,7 @@ def _audio_stream(container: InputContainer) -> AudioStream:
 def _averaged(container: InputContainer, stream: AudioStream, *, limits: AudioLimits) -> Iterator[NDArray[np.float32]]:
     """Yields each frame as the mean of its channels, (num_samples,)."""
     rate, num_samples = stream.codec_context.sample_rate, 0
-    for frame in _frames(container, stream):
+    for frame in _frames(container, stream, max_packets=int(limits.max_duration_s * _PACKETS_PER_SECOND)):
         num_samples += frame.samples
         if num_samples > limits.max_duration_s * rate:
             reason = f"the audio is longer than {limits.max_duration_s:g} s, the limit"
@@ -91,10 +94,12 @@ def _averaged(container: InputContainer, stream: AudioStream, *, limits: AudioLi
         yield _floating(frame).mean(axis=0, dtype=np.float32)
 
 
-def _frames(container: InputContainer, stream: AudioStream) -> Iterator[AudioFrame]:
+def _frames(container: InputContainer, stream: AudioStream, *, max_packets: int) -> Iterator[AudioFrame]:
     """Yields the frames. Many MP3 files have other bytes behind their last frame, which players skip."""
     unread: av.InvalidDataError | None = None
-    for packet in container.demux(stream):
+    for num_before, packet in enumerate(container.demux(stream)):
+        if num_before >= max_packets and packet.size:  # the last one is empty, and flushes the decoder
+            raise invalid_media(f"the audio has more than {max_packets} packets, the limit", "audio_too_long")
         try:
             frames = packet.decode()
         except av.InvalidDataError as error:

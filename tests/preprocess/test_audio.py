@@ -3,6 +3,7 @@
 import io
 import struct
 import wave
+from fractions import Fraction
 
 import av
 import numpy as np
@@ -194,6 +195,31 @@ def test_samples_of_all_channels_are_bounded() -> None:
     error = refused(content, AudioLimits(max_source_samples=2 * 96_000 - 1))
     assert error.code == "audio_too_long"
     assert "191999 samples in all" in error.reason
+
+
+@pytest.mark.parametrize(("num_samples", "is_taken"), [(400, True), (401, False)])
+def test_packets_are_bounded(num_samples: int, is_taken: bool) -> None:
+    """A file of many packets of a sample each takes a few bytes a packet, and long to decode."""
+    content = in_single_samples(num_samples, rate=4000)
+    limits = AudioLimits(max_duration_s=1.0)
+    if is_taken:
+        assert len(decoded(content, limits)) == pytest.approx(num_samples * RATE / 4000, abs=1)
+    else:
+        error = refused(content, limits)
+        assert error.code == "audio_too_long"
+        assert "more than 400 packets" in error.reason
+
+
+def in_single_samples(num_samples: int, rate: int) -> bytes:
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="matroska") as container:
+        stream = container.add_stream("pcm_s16le", rate=rate, layout="mono")
+        for place in range(num_samples):
+            packet = av.Packet(bytes(2))
+            packet.stream, packet.time_base = stream, Fraction(1, rate)
+            packet.pts = packet.dts = place
+            container.mux(packet)
+    return buffer.getvalue()
 
 
 HOSTILE = ((12, struct.pack("<I", 2**31 - 1)), (10, struct.pack("<H", 300)))
