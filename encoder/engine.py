@@ -56,7 +56,8 @@ class EncoderEngine:
         self._threads = ThreadBackoff(config.num_threads or usable_cores())
         self._seconds_per_patch = math.inf
         self._scheduler = EncoderScheduler(config.batch_patches)
-        self.max_segment_patches: int | None = None
+        self.max_segment_patches: dict[str, int] = {}
+        """By measured modality. Videos have the bound of pictures, whose patches they have."""
         self._staging = make_staging(config)
         self._graphs = make_graphs(self._model, self._family, config)
         self._launched: deque[_Launched] = deque()
@@ -69,16 +70,16 @@ class EncoderEngine:
         """Encodes one item to measure the memory of a patch, and bounds batches so that activations stay below
         `max_bytes`.
 
-        Sets `max_segment_patches`, the most patches of a segment from then on. CUDA graphs may hold another
-        `max_bytes`."""
+        Sets the modality's `max_segment_patches`, the most patches of a segment from then on. CUDA graphs may hold
+        another `max_bytes`."""
         num_patches = self._rules(modality).num_patches(self._model.config, tensors)
         self._mark_measured(True)
         num_bytes = peak_activation_bytes(lambda: [get() for get in self._encode(modality, [tensors])], self._device)
         self._mark_measured(False)
         if self._graphs is not None:
             self._graphs.max_bytes = min(self._graphs.max_bytes, max_bytes)
-        self.max_segment_patches = max_bytes * num_patches // num_bytes
-        self._scheduler.max_batch_patches = max(1, min(self._scheduler.max_batch_patches, self.max_segment_patches))
+        most = self.max_segment_patches[modality] = max_bytes * num_patches // num_bytes
+        self._scheduler.max_batch_patches = max(1, min(self._scheduler.max_batch_patches, most))
 
     def _mark_measured(self, is_measured: bool) -> None:
         for part in (self._graphs, self._plugin):
@@ -99,10 +100,11 @@ class EncoderEngine:
         `max_segment_patches`."""
         request = self._request(request_id, modality, tensors, arrival)
         num_patches = _largest_segment(request)
-        if self.max_segment_patches is not None and num_patches > self.max_segment_patches:
+        most = self.max_segment_patches.get("image" if modality == "video" else modality)
+        if most is not None and num_patches > most:
             raise InvalidRequestError(
                 f"the {modality} has {num_patches} patches that must be encoded together, more than the"
-                f" {self.max_segment_patches} that this server has the memory for",
+                f" {most} that this server has the memory for",
                 field="media",
                 code="item_too_large",
             )

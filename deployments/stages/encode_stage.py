@@ -32,7 +32,7 @@ BATCHES = "batches"
 _CALLS_OF_A_STEP = 3
 """The step timeout covers this many plug-in timeouts: a hung batch, then one hung item alone, then everything else."""
 PROFILED_SIZES = {"image": (448, 448), "audio": (160_000,)}
-"""Height and width of the image, or samples of the sound, that measures activations."""
+"""Height and width of the image, and samples of the sound, that measure activations."""
 
 
 class Encode(Replica):
@@ -76,10 +76,12 @@ class Encode(Replica):
             )
         )
         items = load_model_processor(config).items
-        modality = items.modalities[0]
-        blank = items.blank_item(modality, PROFILED_SIZES[modality])[1]
-        engine.bound_activations(modality, blank, settings.activation_bytes)
-        warn_of_largest_item(engine, items, modality)
+        measured = [modality for modality in PROFILED_SIZES if modality in items.modalities]
+        for modality in measured:
+            blank = items.blank_item(modality, PROFILED_SIZES[modality])[1]
+            engine.bound_activations(modality, blank, settings.activation_bytes)
+        for modality in measured:
+            warn_of_largest_item(engine, items, modality)
         return engine
 
     async def encode(
@@ -155,11 +157,11 @@ class Encode(Replica):
 
 def warn_of_largest_item(engine: "EncoderEngine", items: "ItemProcessor", modality: str) -> None:
     num_patches = engine.largest_segment(modality, items.largest_item(modality)[1])
-    if engine.max_segment_patches is not None and num_patches > engine.max_segment_patches:
+    if num_patches > engine.max_segment_patches[modality]:
         logger.warning(
             "encode.activation_bytes has room to encode %d patches together; the model's largest %s needs %d, and"
             " Encode refuses those that need more",
-            *(engine.max_segment_patches, {"image": "picture", "audio": "sound"}[modality], num_patches),
+            *(engine.max_segment_patches[modality], {"image": "picture", "audio": "sound"}[modality], num_patches),
         )
 
 

@@ -129,8 +129,7 @@ def test_the_memory_limits_segments_not_items(shapes: str) -> None:
     item = {"pixel_values": pixels(0)}
     alone = peak_activation_bytes(lambda: engine._encode("image", [item]), torch.device("cpu"))
     engine.bound_activations("image", item, int(2.5 * alone))
-    limit = engine.max_segment_patches
-    assert limit is not None
+    limit = engine.max_segment_patches["image"]
     assert 2 * NUM_PATCHES <= limit < 3 * NUM_PATCHES
     assert engine.largest_segment("image", {"pixel_values": tiles(7)}) == 2 * NUM_PATCHES
     peaks: list[int] = []

@@ -29,16 +29,15 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> EncoderEngine:
 def test_memory_of_a_plug_in_bounds_batches(engine: EncoderEngine) -> None:
     num_pictures = 10
     engine.bound_activations("image", PICTURE, num_pictures * 2 * NUM_BYTES)
-    assert engine.max_segment_patches is not None
     # The plug-in's own tensors, and little beside them.
-    assert num_pictures < engine.max_segment_patches / plug_in.NUM_EMBEDS <= 2 * num_pictures
+    assert num_pictures < engine.max_segment_patches["image"] / plug_in.NUM_EMBEDS <= 2 * num_pictures
 
 
 @pytest.mark.long
 def test_the_limit_of_time_holds_for_pictures_of_clients_only(engine: EncoderEngine) -> None:
     engine.bound_activations("image", PICTURE, NUM_BYTES)
     assert not engine.has_hung
-    engine.max_segment_patches = None
+    engine.max_segment_patches.clear()
     engine.add_request("slow", "image", PICTURE)
     (output,) = engine.step()
     assert "took more than 0.1 s for this picture" in str(output.error)

@@ -9,17 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from openai import BadRequestError, OpenAI
 
 from raylens.deployments.config import AppConfig
-from raylens.deployments.stages.encode_stage import warn_of_largest_item
+from raylens.deployments.stages.encode_stage import Encode, warn_of_largest_item
+from raylens.encoder.activation_memory import peak_activation_bytes
 from raylens.encoder.config import EncoderConfig
 from raylens.encoder.engine import EncoderEngine
 from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
+from raylens.preprocess.schema import InvalidRequestError
 from tests.metric_values import exported
+from tests.model_coverage.small_checkpoints import save_small_checkpoint
 from tests.pictures import user_message
 from tests.replicas import replica_pids
 from tests.slow_encoder import large_picture, make_slow_checkpoint
+from tests.sounds import RATE
 
 SIDE = 700  # pixels: 2,500 patches, 625 tokens
 TOO_LARGE = 1000  # 4,900 patches
@@ -105,5 +110,23 @@ def test_the_start_says_when_the_models_largest_picture_will_be_refused(
     assert bool(caplog.records) != has_room
     if not has_room:
         assert (
-            f"encode {engine.max_segment_patches} patches together; the model's largest picture needs 36" in caplog.text
+            f"encode {engine.max_segment_patches['image']} patches together; the model's largest picture needs 36"
+            in caplog.text
         )
+
+
+def test_memory_for_sounds_is_measured_by_sounds(tmp_path: Path) -> None:
+    """A frame of this model's tower for sounds takes thirteen times the memory of a picture's patch."""
+    save_small_checkpoint("nemotron_h_omni", tmp_path)
+    items, max_bytes = MultiModalProcessor(ProcessorConfig(str(tmp_path))).items, 64 * 2**20
+    config = AppConfig(model=str(tmp_path), encode={"activation_bytes": max_bytes})
+    engine = Encode._load(object.__new__(Encode), config)
+
+    def peak(seconds: int) -> int:
+        sound = items.blank_item("audio", (seconds * RATE,))[1]
+        engine.add_request(str(seconds), "audio", sound)
+        return peak_activation_bytes(engine.step, torch.device("cpu"))
+
+    assert 0.5 * max_bytes < peak(16) <= max_bytes
+    with pytest.raises(InvalidRequestError, match="the audio has 2000 patches that must .* more than"):
+        peak(20)
