@@ -112,7 +112,7 @@ def call_processor(
     """Returns all outputs for a prompt with its pictures and sounds, as tensors. Raises the processor's errors."""
     call = partial(processor, text=[text], return_tensors="pt", **options)
     if sounds:
-        call = partial(call, audio=list(sounds))
+        call = partial(call, audio=list(sounds), sampling_rate=sampling_rate(processor))
     try:
         outputs: Outputs = call(images=[pictures]) if pictures else call()
     except (TypeError, ValueError):

@@ -61,6 +61,14 @@ def test_an_item_is_what_the_processor_makes_of_the_sound(model_type: str, name:
 
 
 @pytest.mark.parametrize("model_type", HEARING)
+def test_the_processor_warns_of_no_sound(model_type: str, caplog: pytest.LogCaptureFixture) -> None:
+    items, sound = ours(model_type).items, recorded(noise(1.0))
+    caplog.clear()
+    items.process("audio", sound)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("model_type", HEARING)
 def test_the_tokens_of_a_length_are_counted_without_a_sound(model_type: str) -> None:
     items = ours(model_type).items
     for num_samples in (1600, 16_000, 50_001):
