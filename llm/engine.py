@@ -160,13 +160,15 @@ class LLMEngine:
             if looks_up and state.matcher is None:
                 sequence.lookup = PromptLookup(sequence.token_ids, self._runner.vocab_size)
             has_stop = bool(self._defaults.stop_strings(params))
-            request.answers[sequence] = AnswerState(state, self.make_detokenizer(params, prompt) if has_stop else None)
+            detokenizer = self.make_detokenizer(params, request.prompt) if has_stop else None
+            request.answers[sequence] = AnswerState(state, detokenizer)
             self._scheduler.add(sequence)
         self._answers.requests[request_id] = request
         self._is_stalled = False
 
     def make_detokenizer(self, params: SamplingParams, prompt: ProcessedPrompt) -> Detokenizer:
         """Returns a detokenizer for one answer. It lets the caller turn ids into text while the next step runs."""
+        prompt, _ = self._runner.split_prompt(prompt)
         return Detokenizer(
             self._decoders[params.skip_special_tokens],
             self._defaults.stop_strings(params),

@@ -116,6 +116,16 @@ def test_a_prompt_beyond_the_text_encoder_is_refused(tmp_path: Path) -> None:
         engine.add_request("r", ProcessedPrompt([5] * 9, [], []), [], SamplingParams(max_tokens=1))
 
 
+def test_no_answer_continues_the_text_of_the_encoder(tmp_path: Path) -> None:
+    """Its prompt ends within a character, which the first byte of the answer would complete."""
+    make_checkpoint("florence2", tmp_path)
+    engine = LLMEngine(EngineConfig(str(tmp_path), kv_cache_bytes=2**20))
+    begin, end = (engine.byte_tokenizer._tokenizer.convert_tokens_to_ids(byte) for byte in "Â¡")
+    prompt = ProcessedPrompt([0, begin], [], [], is_continued=True)
+    detokenizer = engine.make_detokenizer(SamplingParams(), prompt)
+    assert detokenizer.append([end]) + detokenizer.flush() == "\ufffd"
+
+
 @pytest.mark.parametrize(
     ("at", "expected"),
     [
