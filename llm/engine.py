@@ -79,7 +79,7 @@ class LLMEngine:
         self._adapters = None if layers is None else LoraAdapters(layers, config.max_loras)
         self._is_stalled = False
         self.max_model_len = self._runner.max_model_len
-        if config.largest_item_tokens >= self.max_model_len:
+        if self._runner.items_fill_context and config.largest_item_tokens >= self.max_model_len:
             raise ValueError(
                 f"the model's largest picture takes {config.largest_item_tokens} tokens, which the context of"
                 f" {self.max_model_len} tokens does not hold beside an answer: max_model_len is"

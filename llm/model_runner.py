@@ -281,7 +281,7 @@ class ModelRunner:
         if self._cross is not None:
             num_blocks //= 2
             num_cross_blocks = num_bytes // (2 * self._cross.bytes_of_block(self._config.block_size, self._cache_dtype))
-        if num_blocks == 0:
+        if num_blocks == 0 or (self._cross is not None and num_cross_blocks == 0):
             raise ValueError(f"kv_cache_bytes ({num_bytes}) does not hold a single block")
         if self._group is not None:
             num_blocks = int(self._group.all_gather(torch.tensor([num_blocks], device=self._device)).min())
@@ -383,6 +383,11 @@ class ModelRunner:
     def has_cross_states(self) -> bool:
         """Returns whether some layers attend to cross states."""
         return self._cross is not None
+
+    @property
+    def items_fill_context(self) -> bool:
+        """Returns whether an item's tokens take positions of the decoder or of its text encoder."""
+        return self._family.cross is None or self._family.cross.encoder is not None
 
     def split_prompt(self, prompt: ProcessedPrompt) -> tuple[ProcessedPrompt, CrossSource | None]:
         """Returns the decoder's part of a prompt, and the origin of its cross states. Raises InvalidRequestError if the

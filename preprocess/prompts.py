@@ -76,8 +76,11 @@ class PromptRenderer:
                 extents = [self._extent(ids, *pair) for pair in zip(placeholders, expansions, strict=True)]
                 ids, placeholders, numbers = truncate_left(ids, placeholders, extents, limit)
                 self._check_items([items[number] for number in numbers])
-            if len(ids) >= self._max_model_len:
-                raise self._no_room(len(ids))
+            num_positions = len(ids)
+            if not self._family.items_fill_context:
+                num_positions -= sum(placeholder.length - 1 for placeholder in placeholders)
+            if num_positions >= self._max_model_len:
+                raise self._no_room(num_positions)
         except schema.InvalidRequestError as error:
             raise _of_prompt(error, prompt) from None
         if (shown := self._family.placeholder_id) is not None:

@@ -116,7 +116,8 @@ class ProcessorFamily:
     `rewrite_text`: changes a prompt's text before all other steps. `mend`: repairs a loaded processor. `backends`: the
     back ends of the family's processor in transformers. `placeholder_id`: the token id at positions of embeddings in
     finished prompts; None: the embed token's. `typed_placeholder`: the client's text for a picture, if it is not a
-    token; in a prompt without media it is ordinary text. `chat_template`: for a checkpoint that has none."""
+    token; in a prompt without media it is ordinary text. `chat_template`: for a checkpoint that has none.
+    `items_fill_context`: whether an item's tokens take positions of the language model; else only the first does."""
 
     processor_class: Any
     modalities: Mapping[str, Modality]
@@ -129,6 +130,7 @@ class ProcessorFamily:
     placeholder_id: int | None = None
     typed_placeholder: str | None = None
     chat_template: str | None = None
+    items_fill_context: bool = True
 
 
 FIXED_IMAGE = Modality(

@@ -38,6 +38,7 @@ MLLAMA = ProcessorFamily(
             language_fields=("aspect_ratio_mask",),
         )
     },
+    items_fill_context=False,
 )
 """The processor puts a BOS behind the first pictures of a text that has none. Here such a text gets none; chat
 templates write one."""

@@ -13,8 +13,12 @@ from raylens.llm.models.mllama import _views
 from raylens.llm.sampling.params import SamplingParams
 from raylens.llm.sampling.sampler import choose
 from raylens.llm.sequence import Sequence as OneAnswer
-from raylens.preprocess.schema import InvalidRequestError, ProcessedPrompt
+from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
+from raylens.preprocess.schema import InvalidRequestError, ProcessedPrompt, TextPrompt
+from tests.llm.greedy_answers import answers
 from tests.llm.random_schedules import Failing, Schedule, foresee
+from tests.pictures import encoded
+from tests.preprocess.parity import picture
 from tests.small_models import Request, make_checkpoint, picture_request, whole_class
 
 # Between texts, pictures by number. An empty text between two makes them adjacent: tokens after both see both.
@@ -89,6 +93,19 @@ def test_a_prompt_whose_states_never_fit_is_refused(tmp_path: Path) -> None:
     ):
         engine.add_request("r", one.prompt, one.embeddings, SamplingParams(max_tokens=1))
     assert not engine.has_unfinished()
+
+
+def test_pictures_take_no_positions_of_the_decoder(tmp_path: Path) -> None:
+    """Three pictures have 60 states."""
+    one = requests_of("mllama", tmp_path)[2]
+    config = EngineConfig(str(tmp_path), kv_cache_bytes=2**20, max_model_len=48, largest_item_tokens=60)
+    assert answers(LLMEngine(config), [one]) == [one.expected]
+    processor = MultiModalProcessor(ProcessorConfig(str(tmp_path), max_model_len=48))
+    items = [processor.items.process("image", encoded(picture(index)))[0] for index in (0, 1, 2)]
+    prompt = processor.prompts.render(TextPrompt("<s><|image|><|image|> and <|image|> now?"), items, ["a", "b", "c"])
+    assert prompt.prompt_token_ids == one.prompt.prompt_token_ids
+    with pytest.raises(InvalidRequestError, match="the context of 48 tokens leaves no room"):
+        processor.prompts.render(TextPrompt("<|image|>" + "a" * 60), items[:1], ["a"])
 
 
 def test_a_cache_too_small_for_a_picture_is_refused(tmp_path: Path) -> None:
