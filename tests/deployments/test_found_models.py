@@ -12,7 +12,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationC
 
 from raylens.deployments.config import AppConfig
 from raylens.deployments.launch.local_cluster import deployed_app
-from raylens.deployments.stages.found_model_check import known_inputs
+from raylens.deployments.stages.found_model_questions import known_inputs
 from raylens.modeling.families import is_found
 from raylens.modeling.found_model import arguments_of
 from raylens.preprocess.models.found import call_processor

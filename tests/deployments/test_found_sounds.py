@@ -16,7 +16,7 @@ from transformers import AutoModelForMultimodalLM, AutoProcessor, GenerationConf
 from raylens.deployments.config import AppConfig
 from raylens.deployments.launch.demo import picture_part
 from raylens.deployments.launch.local_cluster import deployed_app
-from raylens.deployments.stages.found_model_check import known_inputs
+from raylens.deployments.stages.found_model_questions import known_inputs
 from raylens.modeling.found_model import arguments_of
 from raylens.preprocess.audio import decode_audio
 from raylens.preprocess.data_url import data_url

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from raylens.deployments.stages.found_model_check import answers_of, questions_of, suppressed_tokens
+from raylens.deployments.stages.found_model_questions import answers_of, questions_of, suppressed_tokens
 from raylens.encoder.config import EncoderConfig
 from raylens.encoder.engine import EncoderEngine
 from raylens.llm.config import EngineConfig

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from raylens.deployments.stages import found_model_check
-from raylens.deployments.stages.found_model_check import SelfTestError, check_found_model
+from raylens.deployments.stages.found_model_check import check_found_model
+from raylens.deployments.stages.found_model_questions import SelfTestError, questions_of
 from raylens.encoder.loader import load_vision_half
 from raylens.llm import indexers
 from raylens.llm.indexers import ChosenPositions, _choose
@@ -176,7 +177,7 @@ def test_the_thinker_of_a_model_that_speaks_is_accepted(model_type: str, tmp_pat
 
 def test_models_that_hear_are_asked_with_sounds(tmp_path: Path) -> None:
     save_small_checkpoint("qwen3_omni_moe_thinker", tmp_path)
-    questions = found_model_check.questions_of(str(tmp_path))
+    questions = questions_of(str(tmp_path))
     assert [[info.modality for info, _ in one.items] for one in questions[2:4]] == [
         ["audio"],
         ["audio", "image", "audio"],
