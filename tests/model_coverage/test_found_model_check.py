@@ -55,6 +55,7 @@ def test_families_with_a_declaration_need_none(
     assert check_found_model(str(tmp_path), None)
 
 
+@pytest.mark.long
 def test_sounds_of_a_declared_family_are_those_of_the_model(tmp_path: Path) -> None:
     make_checkpoint("gemma3n", tmp_path)
     assert "sounds by model.get_audio_features" in check_found_model(str(tmp_path), None)
