@@ -17,8 +17,10 @@ from transformers import EncoderDecoderCache, PreTrainedModel
 
 from raylens.llm.attention import LayerShape, block_bytes
 from raylens.llm.host_values import send
+from raylens.llm.layer_probe import run_one_token
 from raylens.llm.models.family import CrossFamily, embed_tokens
 from raylens.llm.prefill_chunks import read_slots, write_slots
+from raylens.llm.recurrent_states import number_attention_layers
 from raylens.llm.step_input import CrossChunk, StepInput, slots_of
 
 
@@ -59,8 +61,7 @@ class CrossStates:
         self._block_size = 1
         for module in modules:
             module.cross_states = self
-        own = [one for one in decoder.modules() if hasattr(one, "layer_idx") and hasattr(one, "q_proj")]
-        self.num_attention_layers = _number([one for one in own if one not in modules])
+        self.num_attention_layers = number_attention_layers(decoder, without=modules)
         """The number of layers with a KV cache, which are numbered as if there were no others."""
         if cross.encoder is not None:
             _attend_plainly(model.get_submodule(cross.encoder))
@@ -137,13 +138,8 @@ class CrossStates:
         assert chunk.source is not None
         slots = slots_of(chunk.table, 0, chunk.source.num_states, self._block_size)
         self._now = _Now(target=send(slots, self._model.device))
-        self._decoder(
-            inputs_embeds=self._stand_in(),
-            position_ids=torch.zeros(1, 1, dtype=torch.long, device=self._model.device),
-            use_cache=False,
-            **{**self.probe_inputs(), self._cross.states: self._states(chunk)},
-            attention_metadata=_NoTokens(),
-        )
+        inputs = {**self.probe_inputs(), self._cross.states: self._states(chunk)}
+        run_one_token(self._decoder, self._hidden_size, inputs)
 
     def _states(self, chunk: CrossChunk) -> torch.Tensor:
         """Returns the states (1, num_states, hidden_size)."""
@@ -176,14 +172,6 @@ class CrossStates:
         return found
 
 
-class _NoTokens:
-    """The attention of a forward whose token has no use."""
-
-    def attend(self, call: Any) -> torch.Tensor:
-        result: torch.Tensor = call.queries.new_zeros(*call.queries.shape[:-1], call.values.shape[-1])
-        return result
-
-
 class _FilledCache(EncoderDecoderCache):
     """Stands in for a cache that holds all states already. Keys and values of tokens pass through."""
 
@@ -191,9 +179,7 @@ class _FilledCache(EncoderDecoderCache):
         self.self_attention_cache = self.cross_attention_cache = _PassingCache(num_layers)
         self.layers = self.self_attention_cache.layers
         self.is_updated = dict.fromkeys(range(num_layers), True)
-
-    def update(self, key_states: Any, value_states: Any, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
-        return key_states, value_states
+        self.update = self.self_attention_cache.update
 
 
 class _PassingCache:
@@ -213,12 +199,6 @@ class _FilledLayer:
 
     keys = values = torch.zeros(1, 1, 1, 1)
     is_initialized = True
-
-
-def _number(modules: Sequence[nn.Module]) -> int:
-    for number, module in enumerate(modules):
-        module.layer_idx = number  # type: ignore[assignment]
-    return len(modules)
 
 
 def _attend_plainly(encoder: nn.Module) -> None:

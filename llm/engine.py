@@ -54,7 +54,8 @@ class LLMEngine:
         self._runner = ModelRunner(config, group)
         has_states, num_snapshots = self._runner.has_states, self._runner.num_snapshots
         slots = StateSlots(config.max_num_seqs, num_snapshots, config.block_size) if has_states else None
-        cross = CrossBlocks(self._runner.num_cross_blocks, config.block_size) if self._runner.has_cross_states else None
+        num_cross_blocks = self._runner.num_cross_blocks
+        cross = CrossBlocks(num_cross_blocks, config.block_size) if num_cross_blocks else None
         self._block_manager = BlockManager(self._runner.num_blocks, config.block_size, slots, cross)
         self._looks_up = self._runner.has_cheap_rows if config.prompt_lookup is None else config.prompt_lookup
         self._scheduler = Scheduler(

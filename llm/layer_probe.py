@@ -11,7 +11,7 @@ from raylens.llm.attention import AttentionCall, LayerShape
 from raylens.llm.ranks.parallel import RankDiedError
 
 
-class _Probe:
+class Probe:
     """Takes the place of a step's attention metadata and records the layers' calls."""
 
     def __init__(self) -> None:
@@ -22,22 +22,28 @@ class _Probe:
         return call.queries.new_zeros(*call.queries.shape[:-1], call.values.shape[-1])
 
 
+def run_one_token(decoder: nn.Module, hidden_size: int, inputs: Mapping[str, Any]) -> Probe:
+    """Runs the decoder over a token of zeros, whose attention is 0. `inputs`: further ones of the decoder."""
+    weight = next(decoder.parameters())
+    probe = Probe()
+    decoder(
+        inputs_embeds=torch.zeros(1, 1, hidden_size, dtype=weight.dtype, device=weight.device),
+        position_ids=torch.zeros(1, 1, dtype=torch.long, device=weight.device),
+        use_cache=False,
+        **inputs,
+        attention_metadata=probe,
+    )
+    return probe
+
+
 def probe_layers(
     decoder: nn.Module, *, hidden_size: int, num_layers: int, inputs: Mapping[str, Any] = MappingProxyType({})
 ) -> list[AttentionCall]:
     """Returns each layer's attention call for a single token, in order. `num_layers`: those with a KV cache. `inputs`:
     further ones of the decoder. Raises ValueError for a decoder with layers that attend otherwise, whose state would
     silently be lost between steps."""
-    weight = next(decoder.parameters())
-    probe = _Probe()
     try:
-        decoder(
-            inputs_embeds=torch.zeros(1, 1, hidden_size, dtype=weight.dtype, device=weight.device),
-            position_ids=torch.zeros(1, 1, dtype=torch.long, device=weight.device),
-            use_cache=False,
-            **inputs,
-            attention_metadata=probe,
-        )
+        probe = run_one_token(decoder, hidden_size, inputs)
     except (torch.AcceleratorError, torch.OutOfMemoryError, RankDiedError):
         raise
     except Exception as error:  # mostly an argument unknown to the decoder or to `paged_attention`

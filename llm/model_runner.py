@@ -380,11 +380,6 @@ class ModelRunner:
         return lambda embeddings: embeddings.to(self._model.dtype).pin_memory()
 
     @property
-    def has_cross_states(self) -> bool:
-        """Returns whether some layers attend to cross states."""
-        return self._cross is not None
-
-    @property
     def items_fill_context(self) -> bool:
         """Returns whether an item's tokens take positions of the decoder or of its text encoder."""
         return self._family.cross is None or self._family.cross.encoder is not None

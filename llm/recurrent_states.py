@@ -58,11 +58,16 @@ def find_mixers(decoder: nn.Module, text_config: PreTrainedConfig) -> list[nn.Mo
     return [found[index] for index in indices]
 
 
-def number_attention_layers(decoder: nn.Module) -> None:
-    """Numbers the layers with a KV cache consecutively, as if they were all layers."""
-    own = [module for module in decoder.modules() if hasattr(module, "layer_idx") and hasattr(module, "is_causal")]
+def number_attention_layers(decoder: nn.Module, without: Sequence[nn.Module] = ()) -> int:
+    """Numbers the layers with a KV cache consecutively, as if they were all layers. Returns how many there are.
+    `without`: attention modules that have no KV cache."""
+    attending = [
+        module for module in decoder.modules() if hasattr(module, "layer_idx") and hasattr(module, "is_causal")
+    ]
+    own = [module for module in attending if module not in without]
     for number, module in enumerate(own):
         module.layer_idx = number  # type: ignore[assignment]
+    return len(own)
 
 
 class RecurrentStates:

@@ -12,6 +12,7 @@ import torch
 from raylens.llm.engine import LLMEngine
 from raylens.llm.prompt_lookup import PromptLookup
 from raylens.llm.sampling.params import SamplingParams
+from raylens.llm.sampling.sampler import choose
 from raylens.preprocess.schema import ProcessedPrompt
 
 
@@ -105,3 +106,23 @@ class Failing:
             self.num_failures += 1
             raise RuntimeError("this step fails")
         return self.function(*args, **kwargs)
+
+
+def check_schedules(
+    engine: LLMEngine,
+    requests: Seq[Asked],
+    num_schedules: int,
+    monkeypatch: pytest.MonkeyPatch,
+    bias: Mapping[int, float] = MappingProxyType({}),
+) -> None:
+    """Runs schedules in which some steps and some choices fail. All that the schedules are for has to happen."""
+    steps, choices = Failing(engine._runner.run), Failing(choose)
+    monkeypatch.setattr(engine._runner, "run", steps)
+    monkeypatch.setattr("raylens.llm.step_in_flight.choose", choices)
+    for seed in range(num_schedules):
+        Schedule(engine, requests, seed, bias).run()
+        engine.check_integrity()
+    assert 0 < engine.stats.num_accepted_tokens < engine.stats.num_draft_tokens
+    assert engine.stats.num_preemptions > 0
+    assert engine.stats.num_prefix_hits > 0
+    assert steps.num_failures > 0 < choices.num_failures

@@ -11,12 +11,11 @@ from raylens.llm.cross_source import CrossBlocks, CrossSource, CrossView
 from raylens.llm.engine import LLMEngine
 from raylens.llm.models.mllama import _views
 from raylens.llm.sampling.params import SamplingParams
-from raylens.llm.sampling.sampler import choose
 from raylens.llm.sequence import Sequence as OneAnswer
 from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
 from raylens.preprocess.schema import InvalidRequestError, ProcessedPrompt, TextPrompt
 from tests.llm.greedy_answers import answers
-from tests.llm.random_schedules import Failing, Schedule, foresee
+from tests.llm.random_schedules import check_schedules, foresee
 from tests.pictures import encoded
 from tests.preprocess.parity import picture
 from tests.small_models import Request, make_checkpoint, picture_request, whole_class
@@ -48,7 +47,6 @@ def test_any_schedule_gives_the_tokens_of_generate(
 ) -> None:
     """Some sequences are preempted, some begin with a cached prefix, some guesses are wrong."""
     requests = requests_of(model_type, tmp_path)
-    foresee(monkeypatch, requests)
     config = EngineConfig(
         str(tmp_path),
         block_size=4,
@@ -61,16 +59,7 @@ def test_any_schedule_gives_the_tokens_of_generate(
     engine = LLMEngine(config)
     split = [engine._runner.split_prompt(one.prompt)[0] for one in requests]
     foresee(monkeypatch, requests, [own.prompt_token_ids for own in split])
-    own, fails = Failing(engine._runner.run), Failing(choose)
-    monkeypatch.setattr(engine._runner, "run", own)
-    monkeypatch.setattr("raylens.llm.step_in_flight.choose", fails)
-    for seed in range(25):
-        Schedule(engine, requests, seed).run()
-        engine.check_integrity()
-    assert 0 < engine.stats.num_accepted_tokens < engine.stats.num_draft_tokens
-    assert engine.stats.num_preemptions > 0
-    assert engine.stats.num_prefix_hits > 0
-    assert own.num_failures > 0 < fails.num_failures
+    check_schedules(engine, requests, 25, monkeypatch)
 
 
 def test_equal_texts_with_other_pictures_share_no_prefix(tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ import torch
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.llm.sampling.params import SamplingParams
-from raylens.llm.sampling.sampler import choose
 from tests.llm.answered import answer
-from tests.llm.random_schedules import Failing, Prophet, Schedule, foresee
+from tests.llm.random_schedules import Prophet, check_schedules, foresee
 from tests.model_coverage.language_requests import SPECIAL, Request, answers, request, save_tokenizer, small_model
 
 NUM_TOKENS = 40
@@ -62,16 +61,7 @@ def test_any_schedule_gives_the_tokens_of_generate(
         prompt_lookup=True,
     )
     engine = LLMEngine(config)
-    own, fails = Failing(engine._runner.run), Failing(choose)
-    monkeypatch.setattr(engine._runner, "run", own)
-    monkeypatch.setattr("raylens.llm.step_in_flight.choose", fails)
-    for seed in range(num_schedules):
-        Schedule(engine, requests, seed, BIAS).run()
-        engine.check_integrity()
-    assert 0 < engine.stats.num_accepted_tokens < engine.stats.num_draft_tokens
-    assert engine.stats.num_preemptions > 0
-    assert engine.stats.num_prefix_hits > 0
-    assert own.num_failures > 0 < fails.num_failures
+    check_schedules(engine, requests, num_schedules, monkeypatch, BIAS)
 
 
 def test_layers_that_take_no_slots_guess_in_several_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
