@@ -24,19 +24,16 @@ class CrossView(NamedTuple):
 class CrossSource:
     """The origin of a sequence's cross states.
 
-    `token_ids`: one for each state. A text encoder reads them; without one they have no meaning.
+    `token_ids`: the input of the text encoder, one for each state. Empty without an encoder.
     `num_prompt_tokens`: of the request's prompt, which has the tokens of items and text encoder besides the decoder's.
     `positions`: for each item, the indices of its embeddings among the states or in the encoder's input.
     `views`: ascending. The last one holds for generated tokens, too."""
 
+    num_states: int
     token_ids: Seq[int]
     num_prompt_tokens: int
     positions: Seq[Seq[int]]
     views: Seq[CrossView]
-
-    @property
-    def num_states(self) -> int:
-        return len(self.token_ids)
 
     def views_between(self, start: int, end: int) -> list[tuple[int, CrossView]]:
         """Returns the views of the decoder's positions [start, end), each with its number of positions."""

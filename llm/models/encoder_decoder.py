@@ -12,17 +12,18 @@ from raylens.preprocess.schema import InvalidRequestError, ProcessedPrompt
 
 def _split(model: PreTrainedModel, prompt: ProcessedPrompt) -> tuple[ProcessedPrompt, CrossSource]:
     """Gives the whole prompt to the encoder. The decoder begins as `generate` lets it begin."""
-    token_ids = prompt.prompt_token_ids
+    token_ids, num_tokens = prompt.prompt_token_ids, len(prompt.prompt_token_ids)
     most = model.config.get_text_config().max_position_embeddings
-    if len(token_ids) > most:
-        reason = f"the prompt has {len(token_ids)} tokens, the model's text encoder takes {most}"
+    if num_tokens > most:
+        reason = f"the prompt has {num_tokens} tokens, the model's text encoder takes {most}"
         raise InvalidRequestError(reason, field="messages", code="context_length_exceeded")
     generation = model.generation_config
     assert generation is not None
     begin = [generation.decoder_start_token_id, generation.forced_bos_token_id]
     positions = [placeholder.embed_positions() for placeholder in prompt.placeholders]
-    source = CrossSource(token_ids, len(token_ids), positions, [CrossView(0, 0, len(token_ids), is_own=True)])
+    views = [CrossView(0, 0, num_tokens, is_own=True)]
     own = [token_id for token_id in begin if token_id is not None]
+    source = CrossSource(num_tokens, token_ids, num_tokens, positions, views)
     return replace(prompt, prompt_token_ids=own, placeholders=[], is_continued=False), source
 
 

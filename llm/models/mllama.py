@@ -34,7 +34,7 @@ def _split(model: PreTrainedModel, prompt: ProcessedPrompt) -> tuple[ProcessedPr
     positions = [
         [*range(ends[index], ends[index + 1]), *range(padded[index], padded[index + 1])] for index in range(len(at))
     ]
-    source = CrossSource([0] * sum(num_states), len(token_ids), positions, _views(at, ends, padded[-1]))
+    source = CrossSource(sum(num_states), (), len(token_ids), positions, _views(at, ends, padded[-1]))
     return replace(prompt, prompt_token_ids=own, placeholders=[]), source
 
 

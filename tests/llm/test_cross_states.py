@@ -147,14 +147,14 @@ def test_tokens_see_the_last_adjacent_pictures(at: Sequence[int], expected: list
 
 def test_views_of_a_chunk_follow_its_positions() -> None:
     none, first, both = CrossView(0, 0, 9, False), CrossView(2, 0, 5, True), CrossView(6, 0, 9, True)
-    source = CrossSource([0] * 9, 9, [], [none, first, both])
+    source = CrossSource(9, (), 9, [], [none, first, both])
     assert source.views_between(0, 9) == [(2, none), (4, first), (3, both)]
     assert source.views_between(3, 5) == [(2, first)]
     assert source.views_between(40, 41) == [(1, both)]
 
 
 def sequence(num_states: int) -> OneAnswer:
-    source = CrossSource([0] * num_states, num_states, [], [CrossView(0, 0, num_states, True)])
+    source = CrossSource(num_states, (), num_states, [], [CrossView(0, 0, num_states, True)])
     return OneAnswer("r", [1], 1, [], 9, cross_source=source)
 
 
