@@ -10,24 +10,17 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
-from transformers import AutoModelForMultimodalLM, AutoProcessor, GenerationConfig
 
 from raylens.deployments.config import AppConfig
 from raylens.deployments.launch.demo import picture_part
 from raylens.deployments.launch.local_cluster import deployed_app
-from raylens.deployments.stages.found_model_questions import known_inputs
-from raylens.modeling.found_model import arguments_of
-from raylens.preprocess.audio import decode_audio
 from raylens.preprocess.data_url import data_url
-from raylens.preprocess.media import AudioLimits
-from raylens.preprocess.models.found import call_processor
+from tests.deployments.whole_model import NUM_TOKENS, WholeModel
 from tests.model_coverage.small_checkpoints import save_small_checkpoint, save_with_a_talker
 from tests.pictures import encoded
 from tests.preprocess.parity import picture
-from tests.sounds import RATE, noise, recorded, tone
+from tests.sounds import noise, recorded, tone
 
-NUM_TOKENS = 12
 LIMITS = {"audio": {"max_duration_s": 8}}
 WAV = recorded(noise(1.0))
 STEREO_MP3 = recorded(
@@ -80,36 +73,10 @@ MISTAKES: list[tuple[dict[str, Any], str, str, str]] = [
 """A part, the field in its error, the error's code, and words of its message."""
 
 
-class Oracle:
-    """The whole model and its processor."""
-
-    def __init__(self, checkpoint: Path) -> None:
-        self._processor: Any = AutoProcessor.from_pretrained(checkpoint)
-        self._model: Any = AutoModelForMultimodalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-        self._model.generation_config = GenerationConfig()
-        self.suppressed = sorted(self._processor.tokenizer.added_tokens_decoder)
-
-    def prompt(self, parts: list[dict[str, Any]]) -> str:
-        kinds = {"image_url": "image", "input_audio": "audio", "audio_url": "audio"}
-        content = [{**part, "type": kinds.get(part["type"], part["type"])} for part in parts]
-        prompt: str = self._processor.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
-        return prompt
-
-    def expected(
-        self, parts: list[dict[str, Any]], pictures: list[int], sounds: list[bytes]
-    ) -> tuple[list[int], list[int]]:
-        prompt = self.prompt(parts)
-        samples = [decode_audio(one, sampling_rate=RATE, limits=AudioLimits()) for one in sounds]
-        images = [picture(index) for index in pictures]
-        inputs = dict(call_processor(self._processor, prompt, images, samples, return_mm_token_type_ids=True))
-        inputs = known_inputs(inputs, arguments_of(self._model.forward))
-        greedy = GenerationConfig(
-            max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0, suppress_tokens=self.suppressed
-        )
-        ids = inputs["input_ids"][0].tolist()
-        with torch.inference_mode():
-            output = self._model.generate(**inputs, generation_config=greedy)
-        return ids, output[0, len(ids) :].tolist()
+def content_of(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The parts as a chat template has them."""
+    kinds = {"image_url": "image", "input_audio": "audio", "audio_url": "audio"}
+    return [{**part, "type": kinds.get(part["type"], part["type"])} for part in parts]
 
 
 class Served:
@@ -173,22 +140,24 @@ def test_answers_are_those_of_generate(model_type: str, tmp_path: Path, ray_port
     for folder in (own, served_folder):
         folder.mkdir()
     save_small_checkpoint(model_type, own)
-    oracle = Oracle(own)
+    whole = WholeModel(own)
     is_thinker = model_type.endswith("_thinker")  # published with its talker
     save_with_a_talker(own, served_folder) if is_thinker else shutil.copytree(own, served_folder, dirs_exist_ok=True)
     with deployed_app(settings(served_folder), host="127.0.0.1", port=ray_port) as url:
-        served = Served(url, oracle.suppressed)
+        served = Served(url, whole.suppressed)
         questions = [one for one in QUESTIONS if model_type != "qwen2_audio" or not one[1]]  # which only hears
         with ThreadPoolExecutor(len(questions)) as pool:
             completions = list(pool.map(served.answer, [parts for parts, _, _ in questions]))
         again = served.answer(questions[1][0])
         health = httpx.get(f"{url}/health").json()
         cards = httpx.get(f"{url}/v1/models").json()["data"]
-        others = served.answers_in_other_ways(oracle.prompt(QUESTIONS[0][0]))
+        others = served.answers_in_other_ways(whole.prompt(content_of(QUESTIONS[0][0])))
         refusals = [served.refusal(text("What?"), part) for part, *_ in MISTAKES]
         hits = served.metric("raylens_encoder_cache_hits")
     answers = [(one["prompt_token_ids"], one["choices"][0]["token_ids"]) for one in completions]
-    expected = [oracle.expected(*question) for question in questions]
+    expected = [
+        whole.answer(whole.prompt(content_of(parts)), pictures, sounds) for parts, pictures, sounds in questions
+    ]
     assert answers == expected
     assert len({tuple(answer) for _, answer in answers}) == len(questions), "answers must depend on the input"
     assert [one["usage"]["prompt_tokens"] for one in completions] == [len(ids) for ids, _ in expected]
