@@ -38,7 +38,10 @@ class AttentionCall:
     kv_heads, key_dim) and `values` (num_tokens, kv_heads, value_dim).
 
     Scores are multiplied by `scaling`. A `softcap` then bounds them: softcap * tanh(score / softcap). `sees_chosen`:
-    whether a token sees only positions that are chosen for it, see `llm/indexers.py`."""
+    whether a token sees only positions that are chosen for it, see `llm/indexers.py`.
+
+    `bias`: (heads, num_tokens, distances), what a token adds to the score of a position, by its distance. `sinks`:
+    (heads, num_tokens, 1), the score of a further position, whose value is 0."""
 
     layer: int
     queries: torch.Tensor
@@ -48,6 +51,8 @@ class AttentionCall:
     softcap: float | None
     window: int | None
     sees_chosen: bool = False
+    bias: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
 
 
 class AttentionBackend(Protocol):
@@ -82,16 +87,21 @@ def paged_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    position_bias: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Implements transformers' attention function. Takes `query` (1, heads, num_tokens, head_dim), and `key` and
     `value` with kv_heads; returns (1, num_tokens, heads, head_dim of `value`). `scaling` None: 1 / sqrt(head_dim).
-    Raises TypeError for an unknown argument, because a model may change its attention by one, such as attention
-    sinks. A module with `cross_states` attends to these instead."""
+    `position_bias`: (1, heads, num_tokens, distances), of a module with `has_distance_bias`. `sinks`: (1, heads,
+    num_tokens, 1). Raises TypeError for an unknown argument, because a model may change its attention by one. A module
+    with `cross_states` attends to these instead."""
     # With `skip_topk` a layer shares the choice of another's indexer.
     marks = ("indexer", "skip_topk", "has_reference_window")
     sees_chosen = any(getattr(module, mark, None) not in (None, False) for mark in marks)
     known = _WITHOUT_EFFECT | _OF_INDEXERS if sees_chosen else _WITHOUT_EFFECT
+    if not getattr(module, "has_distance_bias", False):
+        others |= {"position_bias": position_bias, "sinks": sinks}
     if unknown := {name for name in others.keys() - known if others[name] is not None}:
         raise TypeError(f"attention with {sorted(unknown)} is not supported")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -99,7 +109,8 @@ def paged_attention(
         return cross.attend(module, query, key, value, scale), None
     layer: int = module.layer_idx  # type: ignore[assignment]
     queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    call = AttentionCall(layer, queries, keys, values, scale, softcap, sliding_window, sees_chosen)
+    own_bias, own_sinks = (None if one is None else one[0] for one in (position_bias, sinks))
+    call = AttentionCall(layer, queries, keys, values, scale, softcap, sliding_window, sees_chosen, own_bias, own_sinks)
     return attention_metadata.attend(call).unsqueeze(0), None
 
 

@@ -23,9 +23,9 @@ def attend_chunk(
     call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
     """Attends with `queries` (num_queries, heads, key_dim) over `keys` and `values` (kv_heads, num_positions, dim), all
-    of one dtype. Returns (num_queries, heads, value_dim). `mask`: bool, (num_queries, num_positions) or (heads,
-    num_queries, num_positions), True where a query sees a position. None: causal; the queries belong to the last
-    positions."""
+    of one dtype. Returns (num_queries, heads, value_dim). `mask`: (num_queries, num_positions) or (heads, num_queries,
+    num_positions): bool, True where a query sees a position, or, without a soft cap, what is added to the scores. None:
+    causal; the queries belong to the last positions."""
     queries = queries.transpose(0, 1)
     if call.softcap is None:
         is_square = queries.shape[1] == keys.shape[1]

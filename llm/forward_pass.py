@@ -1,6 +1,5 @@
 """The language half's forward pass over the tokens of one step: embeddings in, hidden states and logits out."""
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -9,12 +8,9 @@ from transformers import PreTrainedModel
 from raylens.llm.attention import AttentionBackend
 from raylens.llm.cpu.fused_decoder import FusedDecoder
 from raylens.llm.cpu.kernel_attention import KernelStep
-from raylens.llm.cross_states import CrossStates
-from raylens.llm.indexers import Indexers
+from raylens.llm.decoder_parts import DecoderParts
 from raylens.llm.lora.layers import LoraLayers
 from raylens.llm.models.family import LanguageFamily
-from raylens.llm.recurrent_states import RecurrentStates
-from raylens.llm.reference_windows import ReferenceWindows
 from raylens.llm.sampling.logprobs import TokenLogprobs, token_logprobs
 from raylens.llm.step_input import StepInput
 
@@ -23,9 +19,8 @@ _SCORED_AT_ONCE = 128
 
 
 class ForwardPass:
-    """Runs a `model`'s `decoder` as its `family` declares. `lora_layers`: None without adapters. `states`: None without
-    recurrent states. `cross`: None without cross attention. `choices`: None if all layers see all positions or windows.
-    `embedding_size`: the last axis of item embeddings, hidden_size * (1 + deepstack levels)."""
+    """Runs a `model`'s `decoder` as its `family` declares. `lora_layers`: None without adapters. `embedding_size`: the
+    last axis of item embeddings, hidden_size * (1 + deepstack levels)."""
 
     def __init__(
         self,
@@ -33,13 +28,9 @@ class ForwardPass:
         family: LanguageFamily,
         decoder: torch.nn.Module,
         lora_layers: LoraLayers | None,
-        states: RecurrentStates | None,
-        cross: CrossStates | None,
-        choices: Indexers | ReferenceWindows | None,
+        parts: DecoderParts,
     ) -> None:
-        self._states = states
-        self._cross = cross
-        self._choices = choices
+        self._parts = parts
         self._model = model
         self._family = family
         self._decoder = decoder
@@ -72,12 +63,7 @@ class ForwardPass:
 
     def run_layers(self, step: StepInput, attention: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor]:
         """Computes a step by transformers' decoder, layer by layer."""
-        states = nullcontext() if self._states is None else self._states.of(step)
-        cross: AbstractContextManager[dict[str, Any]] = nullcontext({}) if self._cross is None else self._cross.of(step)
-        chosen: AbstractContextManager[AttentionBackend] = (
-            nullcontext(attention) if self._choices is None else self._choices.of(step, attention)
-        )
-        with states, cross as inputs, chosen as own_attention:
+        with self._parts.of(step, attention) as (inputs, own_attention):
             hidden = self._decoder(
                 **self._inputs(step),
                 **inputs,
@@ -89,7 +75,7 @@ class ForwardPass:
 
     def inputs_of_tokens(self, token_ids: torch.Tensor) -> dict[str, Any]:
         """Returns the inputs of the decoder beside embeddings and positions of tokens without items."""
-        further = {} if self._choices is None else self._choices.inputs
+        further = {} if self._parts.variant is None else self._parts.variant.inputs
         return {**self._family.inputs_of_tokens(self._model, token_ids), **further}
 
     def score(self, hidden: torch.Tensor, step: StepInput) -> list[TokenLogprobs]:

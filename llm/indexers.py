@@ -8,64 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
 
-from raylens.llm.attention import AttentionBackend, AttentionCall, LayerShape
-from raylens.llm.host_values import send
-from raylens.llm.step_input import StepInput, slots_of
-
-INDEXED_LAYERS = frozenset({"indexed_attention", "minimax_m3_sparse"})
-"""The types of layers, in a configuration's `layer_types`, in which an indexer chooses positions."""
-
-
-@dataclass(slots=True)
-class ChosenPositions:
-    """The positions that the tokens of a chunk see. `rows`: the chunk's among the step's tokens. `slots`: the cache
-    slots of the positions up to the chunk's end. `mask`: bool, True where seen: (num_queries, num_positions), or
-    (heads, num_queries, num_positions) if heads differ."""
-
-    rows: slice
-    slots: torch.Tensor
-    mask: torch.Tensor
-
-
-def positions_of(step: StepInput, block_size: int) -> list[ChosenPositions]:
-    """Returns the positions of each chunk of the step, with empty masks."""
-    starts = accumulate(step.query_lengths, initial=0)
-    device, mask = step.slot_mapping.device, torch.empty(0, dtype=torch.bool)
-    chunks = zip(starts, step.query_lengths, step.context_lengths, step.block_tables, strict=False)
-    return [
-        ChosenPositions(slice(start, start + length), send(slots_of(blocks, 0, end, block_size), device), mask)
-        for start, length, end, blocks in chunks
-    ]
-
-
-@runtime_checkable
-class IndexedBackend(AttentionBackend, Protocol):
-    """The attention of a step, and the cache of the indexers' keys."""
-
-    def attend_chosen(self, call: AttentionCall, chosen: Sequence[ChosenPositions]) -> torch.Tensor:
-        """Does as `attend`, over the chosen positions of each chunk."""
-
-    def extend_index(self, layer: int, rows: slice, slots: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Stores the index keys of the step's tokens `rows`, (num_tokens, dim). Returns those at `slots`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenStep:
-    """One step's `AttentionBackend`. Layers that choose positions attend to the `chosen` ones. An indexer sets the
-    masks for its own layer and for the next ones, up to the next indexer."""
-
-    attention: IndexedBackend
-    chosen: Sequence[ChosenPositions]
-
-    def attend(self, call: AttentionCall) -> torch.Tensor:
-        return self.attention.attend_chosen(call, self.chosen) if call.sees_chosen else self.attention.attend(call)
+from raylens.llm.attention import AttentionBackend, LayerShape
+from raylens.llm.chosen_positions import ChoosingBackend, ChosenStep, positions_of
+from raylens.llm.layer_types import INDEXED
+from raylens.llm.step_input import StepInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +63,6 @@ _KINDS = {
 """By class name."""
 
 
-def has_indexed_layers(text_config: PreTrainedConfig) -> bool:
-    return not INDEXED_LAYERS.isdisjoint(getattr(text_config, "layer_types", None) or ())
-
-
 def find_indexers(decoder: nn.Module) -> list[nn.Module]:
     """Returns the indexers of all layers, in order."""
     return [module for name, module in decoder.named_modules() if name.endswith(".indexer")]
@@ -140,7 +87,7 @@ class Indexers:
         self._block_size = block_size
         # Keeps the decoder from making masks.
         mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
-        masks = {kind: mask if kind in INDEXED_LAYERS else None for kind in layer_types}
+        masks = {kind: mask if kind in INDEXED else None for kind in layer_types}
         self.inputs: dict[str, Any] = {"attention_mask": masks}
         """Further inputs of the decoder."""
         for number, indexer in enumerate(indexers):
@@ -158,7 +105,7 @@ class Indexers:
     @contextmanager
     def of(self, step: StepInput, attention: AttentionBackend) -> Iterator[ChosenStep]:
         """Lets forwards within this context compute the chunks of `step`, with the attention that it yields."""
-        assert isinstance(attention, IndexedBackend)
+        assert isinstance(attention, ChoosingBackend)
         self._step = ChosenStep(attention, positions_of(step, self._block_size))
         try:
             yield self._step

@@ -9,27 +9,26 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from raylens.llm.attention import ATTENTION_NAME, register_paged_attention
 from raylens.llm.config import EngineConfig
-from raylens.llm.indexers import has_indexed_layers
 from raylens.llm.layer_probe import reads_earlier_cache
+from raylens.llm.layer_types import (
+    HYBRID,
+    INDEXED,
+    REFERENCE,
+    STATE,
+    SUPPORTED,
+    has_layers,
+    layer_types,
+    num_attention_layers,
+)
 from raylens.llm.models.family import LanguageFamily
 from raylens.llm.models.found import with_plain_head
 from raylens.llm.ranks.parallel import ProcessGroup
 from raylens.llm.ranks.sharded_loading import sharded_class
-from raylens.llm.recurrent_states import (
-    ATTENTION_LAYERS,
-    STATE_LAYERS,
-    STATELESS_LAYERS,
-    has_state_layers,
-    num_attention_layers,
-)
-from raylens.llm.reference_windows import has_reference_layers
 from raylens.llm.rotary_forms import read_forms, why_form_unsupported
 from raylens.modeling.context_length import check_context_length
 from raylens.modeling.families import family_of, is_found, known_to, load_family
 from raylens.modeling.half_model import load_half
 from raylens.modeling.model_configs import load_model_config
-
-_LAYER_TYPES = ATTENTION_LAYERS | STATE_LAYERS | STATELESS_LAYERS
 
 
 def load_language_half(
@@ -45,9 +44,9 @@ def load_language_half(
     not_supported = f"the text model of {config.model} ({text_config.model_type}) is not supported"
     if reason := why_unsupported(text_config, has_encoder=_has_encoder(hf_config.model_type)):
         raise ValueError(f"{not_supported}: {reason}")
-    if group is not None and has_state_layers(text_config):
+    if group is not None and has_layers(text_config, STATE | HYBRID):
         raise ValueError(f"{not_supported} on several ranks: its layers with a recurrent state are not divided")
-    if group is not None and (has_indexed_layers(text_config) or has_reference_layers(text_config)):
+    if group is not None and has_layers(text_config, INDEXED | REFERENCE):
         raise ValueError(f"{not_supported} on several ranks: its layers that choose positions are not divided")
     family = load_language_family(hf_config)
     if group is not None and family.cross is not None:
@@ -111,7 +110,7 @@ def why_unsupported(text_config: PreTrainedConfig, *, has_encoder: bool = False)
     `has_encoder`: whether the family declares the text encoder."""
     if text_config.is_encoder_decoder and not has_encoder:
         return "it is an encoder-decoder"
-    if other := set(getattr(text_config, "layer_types", None) or ()) - _LAYER_TYPES:
+    if other := set(layer_types(text_config)) - SUPPORTED:
         return f"it has layers of type {sorted(other)}"
     if num_attention_layers(text_config) == 0:
         return "no layer has a KV cache"

@@ -19,30 +19,25 @@ from raylens.llm.cpu.fused_check import agree
 from raylens.llm.cpu.fused_decoder import FusedDecoder, NotPlainError
 from raylens.llm.cpu.kernel_attention import KernelAttention, padded_shape
 from raylens.llm.cross_source import CrossSource
-from raylens.llm.cross_states import CrossStates
 from raylens.llm.cuda.compiled_layers import compile_layers
 from raylens.llm.cuda.first_steps import missing_tools_named, run_first_steps
+from raylens.llm.decoder_parts import find_parts
 from raylens.llm.forward_pass import ForwardPass
-from raylens.llm.indexers import Indexers, find_indexers, is_outside_indexers
+from raylens.llm.indexers import is_outside_indexers
 from raylens.llm.layer_probe import cache_shapes, probe_layers
+from raylens.llm.layer_types import REFERENCE, has_layers, num_attention_layers
 from raylens.llm.loader import load_language_half
 from raylens.llm.lora.layers import LoraLayers, linear_shapes
 from raylens.llm.prompt_layout import PromptLayout
 from raylens.llm.ranks.lockstep import run_on_all_ranks
 from raylens.llm.ranks.parallel import ProcessGroup
-from raylens.llm.recurrent_states import (
-    RecurrentStates,
-    find_mixers,
-    num_attention_layers,
-    number_attention_layers,
-)
-from raylens.llm.reference_windows import ReferenceWindows, check_choices, has_reference_layers
+from raylens.llm.recurrent_states import RecurrentStates
+from raylens.llm.reference_windows import check_choices
 from raylens.llm.request_checks import check_states
 from raylens.llm.rotary_forms import in_its_form
 from raylens.llm.scheduler import ScheduledChunk
 from raylens.llm.step_input import StepBuilder, StepInput, StepOutput
 from raylens.llm.step_threads import StepThreads
-from raylens.llm.token_states import find_token_mixers
 from raylens.modeling.attention_backends import turn_off_cudnn_attention
 from raylens.modeling.context_length import default_context_length
 from raylens.modeling.cuda_graphs import CudaCapture, NotRecordableError
@@ -88,18 +83,10 @@ class ModelRunner:
         text_config = self._model.config.get_text_config()
         self.context_length = default_context_length(text_config, config.max_model_len)
         self.vocab_size: int = text_config.vocab_size
-        self._states = self._find_states()
-        self._cross = self._find_cross_states()
-        self._choices = self._find_choices()
-        self.forward = ForwardPass(
-            self._model,
-            self._family,
-            self._decoder,
-            self.lora_layers,
-            self._states,
-            self._cross,
-            self._choices,
-        )
+        self._parts = find_parts(self._model, self._family, self._decoder, self._kernels, config)
+        if self._parts.variant is not None:
+            self._kernels = None  # they attend to all positions, without biases
+        self.forward = ForwardPass(self._model, self._family, self._decoder, self.lora_layers, self._parts)
         self.embedding_size = self.forward.embedding_size
         # The longest span that the engine accepts, in tokens. A span is computed in one step.
         longest_span = min(config.max_num_batched_tokens + config.largest_item_tokens, self.context_length)
@@ -115,23 +102,23 @@ class ModelRunner:
         )
         calls = self._probe_layers()
         check_choices(calls, text_config)
-        self._layers = [*cache_shapes(calls), *(() if self._choices is None else self._choices.shapes)]
+        self._layers = [*cache_shapes(calls), *(() if self._parts.variant is None else self._parts.variant.shapes)]
         with shortage_explained(self._device, config, self._max_step_tokens):
-            if is_cuda and self._cross is None:
+            if is_cuda and self._parts.cross is None:
                 if self.lora_layers is None:
                     merge_linear_layers(self._decoder, self._probe_layers)
                 with missing_tools_named():
                     self._compile_layers()
-            self.num_snapshots = 0 if self._states is None else self._make_slots(self._states)
+            self.num_snapshots = 0 if self._parts.states is None else self._make_slots(self._parts.states)
             self.num_blocks, self.num_cross_blocks = self._count_blocks()
-        if self._cross is not None:
+        if self._parts.cross is not None:
             num_slots = self.num_cross_blocks * config.block_size
             if config.largest_item_tokens > num_slots:
                 raise ValueError(
                     f"kv_cache_bytes: the cache holds cross states of {num_slots} tokens, the model's largest picture"
                     f" has {config.largest_item_tokens}"
                 )
-            self._cross.allocate(self.num_cross_blocks, config.block_size, self._cache_dtype)
+            self._parts.cross.allocate(self.num_cross_blocks, config.block_size, self._cache_dtype)
         self.max_model_len = min(self.context_length, self.num_blocks * config.block_size)
         self._attention = self._make_attention(self.num_blocks)
         # Ranks synchronize after each layer, so each rank stays on its own cores.
@@ -146,7 +133,7 @@ class ModelRunner:
         if is_cuda:
             with missing_tools_named():
                 # Recorded kernels would read the slots of the recorded step.
-                can_record = self._states is None and self._cross is None
+                can_record = self._parts.states is None and self._parts.cross is None
                 self._graphs = self._capture_graphs() if can_record else None
                 self._run_first_steps()
 
@@ -168,42 +155,6 @@ class ModelRunner:
             device=self._device,
         )
 
-    def _find_states(self) -> RecurrentStates | None:
-        """Returns the states of layers without a KV cache, or None if there are no such layers. Raises ValueError for
-        settings that these layers do not support."""
-        token_mixers = find_token_mixers(self._decoder)
-        mixers = [*find_mixers(self._decoder, self._model.config.get_text_config()), *token_mixers]
-        if not mixers:
-            return None
-        if self.lora_layers is not None:
-            raise ValueError("max_loras: a model of layers with a recurrent state serves no adapters")
-        number_attention_layers(self._decoder)
-        return RecurrentStates(mixers, self._kernels)
-
-    def _find_cross_states(self) -> CrossStates | None:
-        """Returns the cross states of the model's family. Raises ValueError for settings that they do not support."""
-        if self._family.cross is None:
-            return None
-        if self.lora_layers is not None:
-            raise ValueError("max_loras: a model with cross attention serves no adapters")
-        return CrossStates(self._model, self._family.cross, self._decoder)
-
-    def _find_choices(self) -> Indexers | ReferenceWindows | None:
-        """Returns what chooses the positions that tokens see, or None if all layers see all positions or windows.
-        Raises ValueError for settings that such layers do not support."""
-        indexers, text_config = find_indexers(self._decoder), self._model.config.get_text_config()
-        if not indexers and not has_reference_layers(text_config):
-            return None
-        if self.lora_layers is not None:
-            raise ValueError("max_loras: a model of layers that choose positions serves no adapters")
-        if self._device.type == "cuda":
-            raise ValueError("device: layers that choose positions run on the CPU only")
-        self._kernels = None  # Attention by Raylens' kernels takes no chosen positions.
-        if not indexers:
-            return ReferenceWindows(self._decoder, text_config, self._config.block_size)
-        layer_types, num_layers = text_config.layer_types, num_attention_layers(text_config)
-        return Indexers(indexers, layer_types, num_layers, self._config.block_size)
-
     def _make_slots(self, states: RecurrentStates) -> int:
         """Allocates a slot for each running sequence and for snapshots. Returns the number of snapshots."""
         config, num_snapshots = self._config, 0
@@ -216,12 +167,12 @@ class ModelRunner:
     def has_cheap_rows(self) -> bool:
         """Returns whether some more rows of a sequence delay a step little and change no answer: Raylens' own kernels
         compute the model, and each layer takes the rows at once."""
-        return self._kernels is not None and (self._states is None or self._states.are_in_slots)
+        return self._kernels is not None and (self._parts.states is None or self._parts.states.are_in_slots)
 
     @property
     def has_states(self) -> bool:
         """Returns whether some layers have a recurrent state."""
-        return self._states is not None
+        return self._parts.states is not None
 
     def _fuse(self, attention: KernelAttention, calls: Sequence[AttentionCall]) -> FusedDecoder | None:
         """Returns the decoder that runs in one call, or None if it is not plain or differs from transformers'
@@ -254,7 +205,7 @@ class ModelRunner:
 
     def _probe_layers(self) -> list[AttentionCall]:
         text_config = self._model.config.get_text_config()
-        cross = self._cross
+        cross = self._parts.cross
         inputs = self.forward.inputs_of_tokens(torch.zeros(1, dtype=torch.long, device=self._device))
         return probe_layers(
             self._decoder,
@@ -278,10 +229,12 @@ class ModelRunner:
         num_bytes = self._config.kv_cache_bytes or self._cache_bytes(bytes_of_block)
         num_blocks = num_bytes // bytes_of_block
         num_cross_blocks = 0
-        if self._cross is not None:
+        if self._parts.cross is not None:
             num_blocks //= 2
-            num_cross_blocks = num_bytes // (2 * self._cross.bytes_of_block(self._config.block_size, self._cache_dtype))
-        if num_blocks == 0 or (self._cross is not None and num_cross_blocks == 0):
+            num_cross_blocks = num_bytes // (
+                2 * self._parts.cross.bytes_of_block(self._config.block_size, self._cache_dtype)
+            )
+        if num_blocks == 0 or (self._parts.cross is not None and num_cross_blocks == 0):
             raise ValueError(f"kv_cache_bytes ({num_bytes}) does not hold a single block")
         if self._group is not None:
             num_blocks = int(self._group.all_gather(torch.tensor([num_blocks], device=self._device)).min())
@@ -396,7 +349,7 @@ class ModelRunner:
     def prompt_layout(self, prompt: ProcessedPrompt) -> PromptLayout:
         """Returns the prompt's layout. Raises InvalidRequestError if the items do not fit the prompt."""
         layout = self._family.layout(self._model, prompt)
-        if has_reference_layers(self._model.config.get_text_config()):
+        if has_layers(self._model.config.get_text_config(), REFERENCE):
             # Keys of an answer differ from those of the same tokens in a prompt, which see more.
             layout = replace(layout, is_prefix_cacheable=False)
         return in_its_form(layout, len(prompt.prompt_token_ids), self._model.config.get_text_config())

@@ -1,4 +1,4 @@
-"""The states of layers without keys and values: linear attention, Mamba, short convolutions.
+"""Recurrent states: of linear attention, Mamba and short convolutions, in place of a layer's KV cache or beside it.
 
 transformers' layer computes; it finds here what it expects of transformers' cache. A state lies in a slot. A running
 sequence has a slot of its own, and snapshots at block bounds of earlier sequences have further ones, see
@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import accumulate, product
+from itertools import accumulate, product, takewhile
 from typing import Any
 
 import torch
@@ -16,46 +16,34 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from raylens.cpu_kernels.library import KernelLibrary
-from raylens.llm.indexers import INDEXED_LAYERS
-from raylens.llm.reference_windows import REFERENCE_LAYERS
+from raylens.llm.layer_types import STATE, layer_types
 from raylens.llm.slot_states import SlotStates, waves_of
 from raylens.llm.state_functions import takes_slots
 from raylens.llm.step_input import StateChunk, StepInput
 
-ATTENTION_LAYERS = INDEXED_LAYERS | REFERENCE_LAYERS | {"full_attention", "sliding_attention", "chunked_attention"}
-STATE_LAYERS = frozenset({"linear_attention", "conv"})
-STATELESS_LAYERS = frozenset({"mlp", "moe"})
-"""The types of layers, in a configuration's `layer_types`, with a KV cache, with a state, and with neither. Chunked
-attention is full attention here, because the context is no longer than a chunk."""
-
 States = dict[str, torch.Tensor]
 """A layer's states by name, each (number of sequences, ...)."""
-Run = Callable[[torch.Tensor, "_Cache"], torch.Tensor]
-Decode = Callable[[Run, dict[str, SlotStates], torch.Tensor], torch.Tensor]
-
-
-def has_state_layers(text_config: PreTrainedConfig) -> bool:
-    return not STATE_LAYERS.isdisjoint(getattr(text_config, "layer_types", None) or ())
-
-
-def num_attention_layers(text_config: PreTrainedConfig) -> int:
-    types = getattr(text_config, "layer_types", None)
-    if types is None:
-        return int(text_config.num_hidden_layers)
-    return sum(kind not in STATE_LAYERS | STATELESS_LAYERS for kind in types[: text_config.num_hidden_layers])
+Rows = Sequence[torch.Tensor]
+"""A mixer's inputs, each with a row for every token: hidden states, and for some mixers token ids or others."""
+Run = Callable[[Rows, "_Cache"], torch.Tensor]
+Decode = Callable[[Run, dict[str, SlotStates], Rows], torch.Tensor]
 
 
 def find_mixers(decoder: nn.Module, text_config: PreTrainedConfig) -> list[nn.Module]:
-    """Returns the modules with a state, one for each layer of such a type. Raises ValueError for a layer without."""
-    types = getattr(text_config, "layer_types", None) or ()
-    indices = [index for index, kind in enumerate(types) if kind in STATE_LAYERS]
+    """Returns the modules with a state: one for each layer that has no KV cache, and those beside a layer's attention.
+    Raises ValueError for a layer without."""
+    beside = [
+        module for name, module in decoder.named_modules() if name.endswith(".ple") or hasattr(module, "conv_idx")
+    ]
+    inner = {module for one in beside for module in one.modules()}
+    indices = [index for index, kind in enumerate(layer_types(text_config)) if kind in STATE]
     found: dict[int, nn.Module] = {}
     for module in decoder.modules():  # outer modules come first
-        if (index := getattr(module, "layer_idx", None)) in indices:
+        if module not in inner and (index := getattr(module, "layer_idx", None)) in indices:
             found[index] = module
     if len(found) < len(indices):
         raise ValueError(f"text models of type {type(decoder).__name__} are not supported: some layers have no state")
-    return [found[index] for index in indices]
+    return [*(found[index] for index in indices), *beside]
 
 
 def number_attention_layers(decoder: nn.Module, without: Sequence[nn.Module] = ()) -> int:
@@ -84,9 +72,10 @@ class RecurrentStates:
             decode = _decode
             if not takes_slots(mixer, library):
                 decode, self.are_in_slots = _decode_by_wave, False
-            names = inspect.signature(mixer.forward).parameters
-            name = next(one for one in ("cache_params", "past_key_values") if one in names)
-            mixer.forward = partial(self._forward, layer, partial(_run, mixer.forward, name), decode)
+            signature = inspect.signature(mixer.forward)
+            cache_name = next(one for one in ("cache_params", "past_key_values") if one in signature.parameters)
+            run = partial(_run, mixer.forward, cache_name)
+            mixer.forward = partial(self._forward, layer, run, decode, partial(_rows, signature, cache_name))
 
     @property
     def slot_bytes(self) -> int:
@@ -110,21 +99,24 @@ class RecurrentStates:
             self._step = None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _forward(self, layer: int, run: Run, decode: Decode, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
+    def _forward(
+        self, layer: int, run: Run, decode: Decode, rows_of: Callable[..., Rows], *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
         """Takes and returns (1, num_tokens, hidden_size)."""
-        step, pool = self._step, self._pools[layer]
+        step, pool, rows = self._step, self._pools[layer], rows_of(*args, **kwargs)
         if step is None:  # the first forward, which shows the shapes
-            return run(hidden_states, _Cache(self._shapes[layer]))
+            return run(rows, _Cache(self._shapes[layer]))
         before = [_copies(pool, step.chunks[index].source) for index in step.others]
-        output = torch.empty_like(hidden_states)
+        output = torch.empty_like(rows[0])
         if decoding := step.decoding:
             slots = {name: SlotStates(states, step.waves) for name, states in pool.items()}
-            output[0, decoding] = decode(run, slots, hidden_states[0, decoding, None])[:, 0]
+            output[0, decoding] = decode(run, slots, [one[0, decoding, None] for one in rows])[:, 0]
             for states, chunk in product(pool.values(), step.saving):
                 states[chunk.save_to] = states[chunk.target]
         for index, states_before in zip(step.others, before, strict=True):
-            rows = slice(step.starts[index], step.starts[index + 1])
-            output[:, rows] = _extend(run, pool, step.chunks[index], states_before, hidden_states[:, rows])
+            place = slice(step.starts[index], step.starts[index + 1])
+            own = [one[:, place] for one in rows]
+            output[:, place] = _extend(run, pool, step.chunks[index], states_before, own)
         return output
 
 
@@ -147,36 +139,40 @@ class _StateStep:
         self.waves = waves_of(own)
 
 
-def _run(
-    forward: Callable[..., torch.Tensor], cache_name: str, hidden_states: torch.Tensor, cache: "_Cache"
-) -> torch.Tensor:
-    return forward(hidden_states, **{cache_name: cache})
+def _rows(signature: inspect.Signature, cache_name: str, *args: Any, **kwargs: Any) -> Rows:
+    """Returns the arguments of a mixer before its cache."""
+    given = signature.bind(*args, **kwargs).arguments
+    return [given[name] for name in takewhile(cache_name.__ne__, signature.parameters)]
 
 
-def _decode(run: Run, slots: dict[str, SlotStates], hidden_states: torch.Tensor) -> torch.Tensor:
+def _run(forward: Callable[..., torch.Tensor], cache_name: str, rows: Rows, cache: "_Cache") -> torch.Tensor:
+    return forward(*rows, **{cache_name: cache})
+
+
+def _decode(run: Run, slots: dict[str, SlotStates], rows: Rows) -> torch.Tensor:
     """Computes a token of each row, (num_rows, 1, hidden_size), by a layer that takes slots."""
-    return run(hidden_states, _Cache(slots))
+    return run(rows, _Cache(slots))
 
 
-def _decode_by_wave(run: Run, slots: dict[str, SlotStates], hidden_states: torch.Tensor) -> torch.Tensor:
+def _decode_by_wave(run: Run, slots: dict[str, SlotStates], rows: Rows) -> torch.Tensor:
     """Computes a token of each row by any layer, which reads its weights for each wave."""
     outputs = []
     for wave in next(iter(slots.values())).waves:
         cache = _Cache({name: states.read(wave) for name, states in slots.items()})
-        outputs.append(run(hidden_states[wave.rows], cache))
+        outputs.append(run([one[wave.rows] for one in rows], cache))
         for name, states in slots.items():
             states.write(wave, cache.states[name])
     return torch.cat(outputs)
 
 
-def _extend(run: Run, pool: States, chunk: StateChunk, states: States, hidden_states: torch.Tensor) -> torch.Tensor:
+def _extend(run: Run, pool: States, chunk: StateChunk, states: States, rows: Rows) -> torch.Tensor:
     """Computes the next tokens of one sequence, (1, num_tokens, hidden_size), up to the snapshot and behind it."""
     cache = _Cache(states)
-    end = hidden_states.shape[1] if chunk.save_to is None else chunk.save_at
-    outputs = [run(hidden_states[:, :end], cache)]
+    end = rows[0].shape[1] if chunk.save_to is None else chunk.save_at
+    outputs = [run([one[:, :end] for one in rows], cache)]
     _write(pool, chunk.save_to, cache.states)
-    if end < hidden_states.shape[1]:
-        outputs.append(run(hidden_states[:, end:], cache))
+    if end < rows[0].shape[1]:
+        outputs.append(run([one[:, end:] for one in rows], cache))
     _write(pool, chunk.target, cache.states)
     return torch.cat(outputs, dim=1)
 

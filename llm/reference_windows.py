@@ -9,15 +9,9 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from raylens.llm.attention import AttentionBackend, AttentionCall, LayerShape
-from raylens.llm.indexers import INDEXED_LAYERS, ChosenPositions, ChosenStep, IndexedBackend, positions_of
+from raylens.llm.chosen_positions import ChoosingBackend, ChosenPositions, ChosenStep, positions_of
+from raylens.llm.layer_types import INDEXED, REFERENCE, layer_types
 from raylens.llm.step_input import StepInput
-
-REFERENCE_LAYERS = frozenset({"reference_sliding_attention"})
-"""The types of such layers in a configuration's `layer_types`."""
-
-
-def has_reference_layers(text_config: PreTrainedConfig) -> bool:
-    return not REFERENCE_LAYERS.isdisjoint(getattr(text_config, "layer_types", None) or ())
 
 
 class ReferenceWindows:
@@ -30,13 +24,13 @@ class ReferenceWindows:
         self.shapes: list[LayerShape] = []
         for module in decoder.modules():
             index = getattr(module, "layer_idx", None)
-            if index is not None and text_config.layer_types[index] in REFERENCE_LAYERS:
+            if index is not None and text_config.layer_types[index] in REFERENCE:
                 module.has_reference_window = True  # type: ignore[assignment]
 
     @contextmanager
     def of(self, step: StepInput, attention: AttentionBackend) -> Iterator[ChosenStep]:
         """Yields the attention of `step`."""
-        assert isinstance(attention, IndexedBackend)
+        assert isinstance(attention, ChoosingBackend)
         chosen = positions_of(step, self._block_size)
         for chunk, prompt_length in zip(chosen, step.prompt_lengths, strict=True):
             chunk.mask = self._mask(chunk, prompt_length)
@@ -52,8 +46,7 @@ class ReferenceWindows:
 def check_choices(calls: Sequence[AttentionCall], text_config: PreTrainedConfig) -> None:
     """Raises ValueError unless as many layers see chosen positions only as the configuration has such layers. `calls`:
     see `probe_layers`."""
-    types: Sequence[str] = getattr(text_config, "layer_types", None) or ()
-    expected = [kind for kind in types[: text_config.num_hidden_layers] if kind in INDEXED_LAYERS | REFERENCE_LAYERS]
+    expected = [kind for kind in layer_types(text_config) if kind in INDEXED | REFERENCE]
     if (num_found := sum(call.sees_chosen for call in calls)) != len(expected):
         problem = f"{num_found} layers choose positions, {len(expected)} are of types {sorted(set(expected))}"
         raise ValueError(f"text models of type {text_config.model_type} are not supported: {problem}")

@@ -78,16 +78,16 @@ class FoundModel:
 
     @property
     def unused_by_language(self) -> tuple[str, ...]:
-        """Returns the paths of all modules beside the decoder and the head."""
+        """Returns the paths of all modules with weights beside the decoder and the head."""
         return tuple(self._beside_the_decoder())
 
     def _beside_the_decoder(self) -> Iterator[str]:
         names = self.decoder.split(".")
         for depth, name in enumerate(names):
             owner = ".".join(names[:depth])
-            for other, _ in self.on_meta.get_submodule(owner).named_children():
+            for other, module in self.on_meta.get_submodule(owner).named_children():
                 path = f"{owner}.{other}".removeprefix(".")
-                if other != name and path != self.head:
+                if other != name and path != self.head and module.state_dict():
                     yield path
 
 

@@ -32,9 +32,9 @@ from raylens.encoder.loader import load_vision_half
 from raylens.encoder.models.family import VisionFamily
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
+from raylens.llm.layer_types import REFERENCE, has_layers
 from raylens.llm.loader import load_language_family, why_unsupported
 from raylens.llm.models.family import LanguageFamily
-from raylens.llm.reference_windows import has_reference_layers
 from raylens.llm.sampling.logprobs import TokenLogprobs
 from raylens.llm.sampling.params import SamplingParams
 from raylens.llm.sequence import FinishReason
@@ -50,8 +50,9 @@ _SHORTENED = {
     "index_topk_blocks": 4,
     "indexer_compress_ratio": 8,
     "indexer_budget": 24,
+    "log_scaling_n_floor": 32,
 }
-"""The most tokens of windows, and of the choices of indexers and their blocks."""
+"""The most tokens of windows, of the choices of indexers and their blocks, and of positions without a scale."""
 _TOLERANCE = 2e-3
 """The most that embeddings, in terms of their largest number, and log probabilities of an answer may differ."""
 _LEAST_ROUNDING, _MOST_ROUNDING, _MOST_ROUNDINGS = 1e-5, 1e-3, 20
@@ -110,7 +111,7 @@ def _shorten(found: FoundModel, config: PreTrainedConfig, language: LanguageFami
         if by_layer := text.get("per_layer_config"):
             text["per_layer_config"] = {layer: own for layer, own in by_layer.items() if int(layer) < num_layers}
     most = dict(_SHORTENED)
-    if has_reference_layers(text_config):  # windows of answers
+    if has_layers(text_config, REFERENCE):  # windows of answers
         most["sliding_window"] = NUM_TOKENS // 2
     shortened = {name: min(value, most[name]) for name in most if (value := getattr(text_config, name, None))}
     text |= shortened

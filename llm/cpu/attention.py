@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import nn
 
 from raylens.llm.attention import AttentionCall, LayerShape
+from raylens.llm.chosen_positions import ChosenPositions
 from raylens.llm.chunk_attention import attend_chunk, capped, chunk_masks
-from raylens.llm.indexers import ChosenPositions
 from raylens.llm.step_input import StepInput
 
 MAX_STRETCHES = 8
@@ -136,6 +137,9 @@ class CpuStep:
             if mask.shape[:-1] == (1,):  # reads only what a single token sees
                 slots, mask = slots[mask[0]], mask[:, mask[0]]
             (own_keys,), (own_values,) = (_read(cache, slots, call.queries.dtype) for cache in (keys, values))
+            if call.sinks is not None:  # a further position of zeros
+                own_keys, own_values = (nn.functional.pad(own, (0, 0, 0, 1)) for own in (own_keys, own_values))
+                mask = torch.cat([mask, call.sinks[:, chunk.rows]], dim=-1)
             output[chunk.rows] = attend_chunk(call, call.queries[chunk.rows], own_keys, own_values, mask)
         return output
 

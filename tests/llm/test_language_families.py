@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 from raylens.llm.config import EngineConfig
 from raylens.llm.cpu.kernel_attention import KernelAttention
 from raylens.llm.engine import LLMEngine
+from raylens.llm.layer_types import STATE, has_layers
 from raylens.llm.loader import load_language_family, load_language_half
 from raylens.llm.model_runner import ModelRunner
 from raylens.llm.ranks.lockstep import stop_ranks
-from raylens.llm.recurrent_states import has_state_layers
 from raylens.llm.scheduler import ScheduledChunk
 from raylens.llm.sequence import PromptItem, Sequence
 from raylens.modeling.model_configs import load_model_config
@@ -56,7 +56,7 @@ class Small:
     def is_divisible(self) -> bool:
         """Whether several ranks can share its layers: none has a recurrent state or attends to cross states."""
         config = load_model_config(self.checkpoint)
-        return not has_state_layers(config.get_text_config()) and load_language_family(config).cross is None
+        return not has_layers(config.get_text_config(), STATE) and load_language_family(config).cross is None
 
     def engine(self, **settings: Any) -> LLMEngine:
         return LLMEngine(self.config(**settings))

@@ -14,6 +14,8 @@ from tests.model_coverage.language_requests import SPECIAL, Request, answers, re
 
 NUM_TOKENS = 40
 BIAS = dict.fromkeys(SPECIAL, -100.0)
+CACHE_BYTES = {"inkling2": 2**17, "inkling_mm_model": 2**17}
+"""Of models with attention in all layers: as many positions as others have in 2**16 bytes."""
 
 
 def conversations(model_type: str, folder: Path) -> list[Request]:
@@ -40,6 +42,8 @@ def conversations(model_type: str, folder: Path) -> list[Request]:
     [
         ("qwen3_5", 20),
         ("lfm3_vl", 20),
+        pytest.param("inkling_mm_model", 40, marks=pytest.mark.slow),
+        pytest.param("inkling2", 40, marks=pytest.mark.slow),
         pytest.param("qwen3_5", 300, marks=pytest.mark.slow),
         pytest.param("qwen3_5_moe", 300, marks=pytest.mark.slow),
     ],
@@ -54,7 +58,7 @@ def test_any_schedule_gives_the_tokens_of_generate(
     config = EngineConfig(
         str(tmp_path),
         block_size=4,
-        kv_cache_bytes=2**16,
+        kv_cache_bytes=CACHE_BYTES.get(model_type, 2**16),
         max_num_seqs=5,
         max_num_batched_tokens=24,
         async_scheduling=is_ahead,

@@ -66,6 +66,8 @@ _EXPERT_LAYERS = {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}
 _SHUFFLED = {"vision_config": {"out_hidden_size": 256}, "out_hidden_size": 256}
 _TIMM = {"embed_dim": 64, "img_size": [56, 56], "depth": 2, "num_heads": 4, "global_pool": "", "ref_feat_shape": [4, 4]}
 _THINKER = {"vision_start_token_id": 30, "vision_end_token_id": 31, "audio_start_token_id": 32}
+# Prompts exceed the distances with a bias, and the positions without a scale.
+_INKLING = {"rel_extent": 24, "log_scaling_n_floor": 8, **_EXPERT_LAYERS}
 EXCEPTIONS: dict[str, Values] = {
     "cohere_compass": {"text_config": {"rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}}},
     "deepseek_ocr2": {
@@ -115,7 +117,8 @@ EXCEPTIONS: dict[str, Values] = {
         }
     },
     # Fewer layers would need scipy.
-    "inkling_mm_model": {"vision_config": {"n_layers": 6, "text_hidden_size": 64}},
+    "inkling_mm_model": {"text_config": _INKLING, "vision_config": {"n_layers": 6, "text_hidden_size": 64}},
+    "inkling2": {"text_config": _INKLING},
     "minimax_m3_vl": {
         "text_config": {
             "layer_types": ["full_attention", *["minimax_m3_sparse"] * 3],

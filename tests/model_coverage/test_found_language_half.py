@@ -23,13 +23,14 @@ WITH_EXPERTS = (
     "step3p7",
 )
 CHOOSING = ("dots3_note", "glm5_next", "minimax_m3_vl", "mistral_large4", "unlimited_ocr")
+BIASED = ("inkling_mm_model", "inkling2")
 DECLARED = ("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe")
 """Families that declare what can be found as well, because they also check their items."""
 
 
 @pytest.mark.parametrize(
     ("model_type", "text_type"),
-    [*((one, None) for one in (*DENSE, *WITH_EXPERTS, *CHOOSING, *DECLARED)), ("mistral3", "mistral4")],
+    [*((one, None) for one in (*DENSE, *WITH_EXPERTS, *CHOOSING, *BIASED, *DECLARED)), ("mistral3", "mistral4")],
 )
 def test_found_halves_answer_as_generate_does(
     model_type: str, text_type: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -43,7 +44,8 @@ def test_found_halves_answer_as_generate_does(
     model.save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
     monkeypatch.setattr("raylens.llm.loader.load_language_family", find_language_family)
-    for budget in (2048, 11):
+    for budget, most_scores in ((2048, 2**24), (11, 700)):
+        monkeypatch.setattr("raylens.llm.distance_bias._MOST_SCORES", most_scores)
         config = EngineConfig(str(tmp_path), kv_cache_bytes=2**25, block_size=4, max_num_batched_tokens=budget)
         engine = LLMEngine(config)
         assert answers(engine, requests) == [one.expected for one in requests]

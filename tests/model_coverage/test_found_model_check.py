@@ -14,7 +14,8 @@ from raylens.deployments.stages.found_model_check import check_found_model
 from raylens.deployments.stages.found_model_questions import SelfTestError, questions_of
 from raylens.encoder.loader import load_vision_half
 from raylens.llm import indexers
-from raylens.llm.indexers import ChosenPositions, _choose
+from raylens.llm.chosen_positions import ChosenPositions
+from raylens.llm.indexers import _choose
 from raylens.llm.reference_windows import ReferenceWindows
 from raylens.modeling.families import FAMILIES, PARTLY_FOUND
 from tests.model_coverage.parity import found_cases, ways_that_differ
@@ -23,14 +24,15 @@ from tests.small_models import make_checkpoint
 
 ACCEPTED = (
     *("cohere2_vision", "dots3_note", "ernie4_5_vl_moe", "gemma4_unified", "glm46v", "glm4v_moe", "glm5_next"),
-    *("hunyuan_vl", "idefics2", "kimi_k25", "lfm2_vl", "llama4", "minimax_m3_vl", "mistral_large4", "nemotron_h_omni"),
-    *("paddleocr_vl", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "qwen4_exp"),
+    *("hunyuan_vl", "idefics2", "inkling2", "kimi_k25", "lfm2_vl", "llama4", "minimax_m3_vl", "mistral_large4"),
+    *("nemotron_h_omni", "paddleocr_vl", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "qwen4_exp"),
     *("glmasr", "moss_transcribe_diarize", "qwen2_audio", "qwen3_asr"),  # only hear
 )
 """One of each kind."""
 SLOW = (
     *("aya_vision", "cohere_compass", "cosmos3_edge", "cosmos3_omni", "exaone4_5", "glm4v", "glm_ocr", "glmga"),
-    *("hyperclovax_vision_v2", "lfm3_vl", "lighton_ocr", "muse_glimmer", "ovis2", "video_llama_3", "video_llava"),
+    *("hyperclovax_vision_v2", "inkling_mm_model", "lfm3_vl", "lighton_ocr", "muse_glimmer", "ovis2"),
+    *("video_llama_3", "video_llava"),
     # Towers and pictures of published sizes.
     *("deepseek_ocr2", "deepseek_vl_hybrid", "emu3", "fast_vlm", "gemma4", "got_ocr2", "granite4_vision"),
     *("granite_docling", "llava_next_video", "muse_spark", "perception_lm", "pp_chart2table", "qianfan_ocr", "step3p7"),
