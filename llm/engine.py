@@ -23,7 +23,7 @@ from raylens.llm.model_runner import ModelRunner
 from raylens.llm.outputs import EngineStats, RequestOutput
 from raylens.llm.prompt_lookup import PromptLookup
 from raylens.llm.ranks.parallel import ProcessGroup, RankDiedError
-from raylens.llm.request_checks import check_embeddings, check_room, check_spans
+from raylens.llm.request_checks import check_embeddings, check_room, check_scoring, check_spans
 from raylens.llm.sampling.excluded_tokens import ExcludedTokens
 from raylens.llm.sampling.grammar import GrammarCompiler
 from raylens.llm.sampling.params import SamplingParams
@@ -34,7 +34,7 @@ from raylens.llm.state_slots import StateSlots
 from raylens.llm.step_budget import StepBudget
 from raylens.llm.step_clock import StepClock
 from raylens.llm.step_in_flight import StepInFlight, StepLauncher
-from raylens.preprocess.schema import InvalidRequestError, ProcessedPrompt
+from raylens.preprocess.schema import ProcessedPrompt
 
 logger = logging.getLogger(__name__)
 
@@ -127,9 +127,7 @@ class LLMEngine:
         shares_prefix = self._config.prefix_caching and layout.is_prefix_cacheable
         root = shared_root(cache_salt, lora) if shares_prefix else private_root()
         if source is not None:
-            if source.num_states and params.prompt_logprobs is not None:
-                reason = "the tokens that this model cross-attends to have no probabilities"
-                raise InvalidRequestError(reason, field="prompt_logprobs")
+            check_scoring(source, params)
             root = states_root(root, source, items)
             for item in items:
                 item.positions = ()
@@ -155,17 +153,20 @@ class LLMEngine:
             first = first or sequence
             if arrival is not None:
                 sequence.times.arrival = arrival
-            # Not with a grammar: other threads need time for the mask of each token. Nor, by default, with an adapter:
-            # its products round differently in a larger batch.
-            looks_up = self._looks_up and (lora is None or self._config.prompt_lookup)
-            if looks_up and state.matcher is None:
-                sequence.lookup = PromptLookup(sequence.token_ids, self._runner.vocab_size)
+            if state.matcher is None:  # else other threads need time for the mask of each token
+                sequence.lookup = self._lookup_of(sequence)
             has_stop = bool(self._defaults.stop_strings(params))
             detokenizer = self.make_detokenizer(params, request.prompt) if has_stop else None
             request.answers[sequence] = AnswerState(state, detokenizer)
             self._scheduler.add(sequence)
         self._answers.requests[request_id] = request
         self._is_stalled = False
+
+    def _lookup_of(self, sequence: Sequence) -> PromptLookup | None:
+        """Returns what guesses a sequence's tokens. By default none with an adapter, whose products round differently
+        in a larger batch."""
+        looks_up = self._looks_up and (sequence.lora is None or self._config.prompt_lookup)
+        return PromptLookup(sequence.token_ids, self._runner.vocab_size) if looks_up else None
 
     def make_detokenizer(self, params: SamplingParams, prompt: ProcessedPrompt) -> Detokenizer:
         """Returns a detokenizer for one answer. It lets the caller turn ids into text while the next step runs."""

@@ -2,6 +2,7 @@
 
 import torch
 
+from raylens.llm.cross_source import CrossSource
 from raylens.llm.prompt_layout import PromptLayout
 from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.schema import InvalidRequestError, PlaceholderRange
@@ -58,3 +59,10 @@ def check_embeddings(index: int, placeholder: PlaceholderRange, embeddings: torc
             code="invalid_tensors",
             item=index,
         )
+
+
+def check_scoring(source: CrossSource, params: SamplingParams) -> None:
+    """Raises InvalidRequestError if log-probabilities of tokens that are cross states are asked for."""
+    if source.num_states and params.prompt_logprobs is not None:
+        reason = "the tokens that this model cross-attends to have no probabilities"
+        raise InvalidRequestError(reason, field="prompt_logprobs")

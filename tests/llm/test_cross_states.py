@@ -47,12 +47,15 @@ def test_any_schedule_gives_the_tokens_of_generate(
 ) -> None:
     """Some sequences are preempted, some begin with a cached prefix, some guesses are wrong."""
     requests = requests_of(model_type, tmp_path)
+    # The number of preemptions depends neither on the rows that kernels pad nor on the machine's speed.
+    num_blocks = (5, 24) if model_type == "florence2" else (14, 40)
+    monkeypatch.setattr("raylens.llm.model_runner.ModelRunner._count_blocks", lambda runner: num_blocks)
     config = EngineConfig(
         str(tmp_path),
         block_size=4,
-        kv_cache_bytes=20 * 2**10 if model_type == "florence2" else 2**16,
         max_num_seqs=5,
         max_num_batched_tokens=24,
+        max_decode_slowdown=None,
         async_scheduling=is_ahead,
         prompt_lookup=True,
     )
