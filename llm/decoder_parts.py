@@ -51,11 +51,10 @@ def find_parts(
     kernels: KernelLibrary | None,
     config: EngineConfig,
 ) -> DecoderParts:
-    """Raises ValueError for settings that the decoder's parts do not support. `kernels`: Raylens', if they compute."""
+    """Raises ValueError for settings that the decoder's parts do not support. `kernels`: compute single tokens of
+    states where they can. None: without Raylens' kernels."""
     text_config = model.config.get_text_config()
     variant = _find_variant(decoder, text_config, config.block_size)
-    if variant is not None:
-        kernels = None
     states = cross = None
     if mixers := find_mixers(decoder, text_config):
         number_attention_layers(decoder)

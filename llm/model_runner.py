@@ -85,7 +85,7 @@ class ModelRunner:
         self.vocab_size: int = text_config.vocab_size
         self._parts = find_parts(self._model, self._family, self._decoder, self._kernels, config)
         if self._parts.variant is not None:
-            self._kernels = None  # they attend to all positions, without biases
+            self._kernels = None  # their attention takes neither choices nor biases
         self.forward = ForwardPass(self._model, self._family, self._decoder, self.lora_layers, self._parts)
         self.embedding_size = self.forward.embedding_size
         # The longest span that the engine accepts, in tokens. A span is computed in one step.
