@@ -38,7 +38,7 @@ class AttentionCall:
     kv_heads, key_dim) and `values` (num_tokens, kv_heads, value_dim).
 
     Scores are multiplied by `scaling`. A `softcap` then bounds them: softcap * tanh(score / softcap). `sees_chosen`:
-    whether a token sees only positions that are chosen for it, see `llm/indexers.py`.
+    whether a token sees only positions that are chosen for it, see `llm/attention_variants/indexers.py`.
 
     `bias`: (heads, num_tokens, distances), what a token adds to the score of a position, by its distance. `sinks`:
     (heads, num_tokens, 1), the score of a further position, whose value is 0."""
@@ -72,7 +72,7 @@ class PagedAttention(Protocol):
 # Arguments of transformers' attention functions that do not change the result here.
 _WITHOUT_EFFECT = frozenset({"dropout", "position_ids", "use_cache", "output_attentions", "output_hidden_states"})
 _OF_INDEXERS = frozenset({"indices", "block_indices"})
-"""Arguments with the choice of an indexer, which `llm/indexers.py` notes."""
+"""Arguments with the choice of an indexer, which `llm/attention_variants/indexers.py` notes."""
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

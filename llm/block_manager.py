@@ -9,10 +9,10 @@ from hashlib import blake2b
 
 import numpy as np
 
-from raylens.llm.cross_source import CrossBlocks, CrossSource
 from raylens.llm.lora.request import LoraRequest
 from raylens.llm.sequence import PromptItem, Sequence
-from raylens.llm.state_slots import StateSlots
+from raylens.llm.states.cross_source import CrossBlocks, CrossSource
+from raylens.llm.states.state_slots import StateSlots
 
 _DIGEST_BYTES = 16
 

@@ -10,14 +10,14 @@ from transformers import PreTrainedModel
 
 from raylens.cpu_kernels.library import KernelLibrary
 from raylens.llm.attention import AttentionBackend
+from raylens.llm.attention_variants.distance_bias import DistanceBiases
+from raylens.llm.attention_variants.indexers import Indexers, find_indexers
+from raylens.llm.attention_variants.reference_windows import ReferenceWindows
 from raylens.llm.config import EngineConfig
-from raylens.llm.cross_states import CrossStates
-from raylens.llm.distance_bias import DistanceBiases
-from raylens.llm.indexers import Indexers, find_indexers
 from raylens.llm.layer_types import HYBRID, REFERENCE, has_layers, layer_types, num_attention_layers
 from raylens.llm.models.family import LanguageFamily
-from raylens.llm.recurrent_states import RecurrentStates, find_mixers, number_attention_layers
-from raylens.llm.reference_windows import ReferenceWindows
+from raylens.llm.states.cross_states import CrossStates
+from raylens.llm.states.recurrent_states import RecurrentStates, find_mixers, number_attention_layers
 from raylens.llm.step_input import StepInput
 
 

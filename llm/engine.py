@@ -15,7 +15,6 @@ from raylens.llm.answers import Answers, AnswerState, Request, make_items
 from raylens.llm.block_manager import BlockManager, private_root, shared_root, states_root
 from raylens.llm.byte_tokenizer import ByteTokenizer
 from raylens.llm.config import NO_ASYNC_WITH_RANKS, EngineConfig
-from raylens.llm.cross_source import CrossBlocks
 from raylens.llm.detokenizer import Detokenizer, decoder_of
 from raylens.llm.generation_defaults import load_generation_defaults
 from raylens.llm.lora.request import LoraRequest
@@ -30,7 +29,8 @@ from raylens.llm.sampling.params import SamplingParams
 from raylens.llm.sampling.sampler_state import SamplerState
 from raylens.llm.scheduler import Scheduler
 from raylens.llm.sequence import Sequence
-from raylens.llm.state_slots import StateSlots
+from raylens.llm.states.cross_source import CrossBlocks
+from raylens.llm.states.state_slots import StateSlots
 from raylens.llm.step_budget import StepBudget
 from raylens.llm.step_clock import StepClock
 from raylens.llm.step_in_flight import StepInFlight, StepLauncher

@@ -12,18 +12,18 @@ import torch
 from raylens.cpu_kernels.library import kernel_library
 from raylens.cpu_kernels.threads import ThreadBackoff, set_num_threads, usable_cores
 from raylens.llm.attention import AttentionCall, PagedAttention, block_bytes
+from raylens.llm.attention_variants.indexers import is_outside_indexers
+from raylens.llm.attention_variants.reference_windows import check_choices
 from raylens.llm.cache_size import bytes_left_for_cache, check_cache_dtype, shortage_explained, worst_step
 from raylens.llm.config import EngineConfig
 from raylens.llm.cpu.attention import CpuAttention
 from raylens.llm.cpu.fused_check import agree
 from raylens.llm.cpu.fused_decoder import FusedDecoder, NotPlainError
 from raylens.llm.cpu.kernel_attention import KernelAttention, padded_shape
-from raylens.llm.cross_source import CrossSource
 from raylens.llm.cuda.compiled_layers import compile_layers
 from raylens.llm.cuda.first_steps import missing_tools_named, run_first_steps
 from raylens.llm.decoder_parts import find_parts
 from raylens.llm.forward_pass import ForwardPass
-from raylens.llm.indexers import is_outside_indexers
 from raylens.llm.layer_probe import cache_shapes, probe_layers
 from raylens.llm.layer_types import REFERENCE, has_layers, num_attention_layers
 from raylens.llm.loader import load_language_half
@@ -31,11 +31,11 @@ from raylens.llm.lora.layers import LoraLayers, linear_shapes
 from raylens.llm.prompt_layout import PromptLayout
 from raylens.llm.ranks.lockstep import run_on_all_ranks
 from raylens.llm.ranks.parallel import ProcessGroup
-from raylens.llm.recurrent_states import RecurrentStates
-from raylens.llm.reference_windows import check_choices
 from raylens.llm.request_checks import check_states
 from raylens.llm.rotary_forms import in_its_form
 from raylens.llm.scheduler import ScheduledChunk
+from raylens.llm.states.cross_source import CrossSource
+from raylens.llm.states.recurrent_states import RecurrentStates
 from raylens.llm.step_input import StepBuilder, StepInput, StepOutput
 from raylens.llm.step_threads import StepThreads
 from raylens.modeling.attention_backends import turn_off_cudnn_attention

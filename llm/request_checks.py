@@ -2,9 +2,9 @@
 
 import torch
 
-from raylens.llm.cross_source import CrossSource
 from raylens.llm.prompt_layout import PromptLayout
 from raylens.llm.sampling.params import SamplingParams
+from raylens.llm.states.cross_source import CrossSource
 from raylens.preprocess.schema import InvalidRequestError, PlaceholderRange
 
 

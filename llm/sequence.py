@@ -7,10 +7,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from raylens.llm.cross_source import CrossSource
 from raylens.llm.lora.request import LoraRequest
 from raylens.llm.prompt_layout import PLAIN, PromptLayout
 from raylens.llm.prompt_lookup import PromptLookup
+from raylens.llm.states.cross_source import CrossSource
 
 if TYPE_CHECKING:
     # Not at run time: the scheduler needs no torch, and `raylens plan` runs it without.

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raylens.llm.cross_source import CrossSource, CrossView
 from raylens.llm.host_values import HostValues
 from raylens.llm.lora.request import NO_SLOT
 from raylens.llm.prompt_layout import BidirectionalSpan
 from raylens.llm.sampling.logprobs import TokenLogprobs
 from raylens.llm.scheduler import ScheduledChunk
 from raylens.llm.sequence import Sequence as SequenceState
+from raylens.llm.states.cross_source import CrossSource, CrossView
 
 _NONE = torch.empty(0, dtype=torch.int64)
 

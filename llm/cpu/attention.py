@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from raylens.llm.attention import AttentionCall, LayerShape
-from raylens.llm.chosen_positions import ChosenPositions
+from raylens.llm.attention_variants.chosen_positions import ChosenPositions
 from raylens.llm.chunk_attention import attend_chunk, capped, chunk_masks
 from raylens.llm.step_input import StepInput
 

@@ -9,7 +9,7 @@ import torch
 
 from raylens.cpu_kernels.delta_rule import delta_rows
 from raylens.cpu_kernels.library import KernelLibrary
-from raylens.llm.slot_states import SlotStates
+from raylens.llm.states.slot_states import SlotStates
 
 
 def delta_rule(

@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
-from raylens.llm.cross_source import CrossSource, CrossView
 from raylens.llm.models.family import CrossFamily, LanguageFamily
+from raylens.llm.states.cross_source import CrossSource, CrossView
 from raylens.preprocess.schema import InvalidRequestError, ProcessedPrompt
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from raylens.llm.cross_source import CrossSource
 from raylens.llm.prompt_layout import PLAIN, PromptLayout
+from raylens.llm.states.cross_source import CrossSource
 from raylens.modeling.half_model import HalfModel
 from raylens.preprocess.schema import ProcessedPrompt
 

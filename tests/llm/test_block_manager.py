@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from raylens.llm.block_manager import BlockManager
 from raylens.llm.sequence import PromptItem, Sequence
-from raylens.llm.state_slots import StateSlots
+from raylens.llm.states.state_slots import StateSlots
 
 
 def sequence(name: str = "s") -> Sequence:

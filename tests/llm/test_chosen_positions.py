@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from raylens.llm.attention_variants.indexers import _KINDS
 from raylens.llm.config import EngineConfig
-from raylens.llm.indexers import _KINDS
 from raylens.llm.loader import load_language_half
 from raylens.llm.model_runner import ModelRunner
 from tests.llm.ranks import silent_rank

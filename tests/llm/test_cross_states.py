@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from raylens.llm.config import EngineConfig
-from raylens.llm.cross_source import CrossBlocks, CrossSource, CrossView
 from raylens.llm.engine import LLMEngine
 from raylens.llm.models.mllama import _views
 from raylens.llm.sampling.params import SamplingParams
 from raylens.llm.sequence import Sequence as OneAnswer
+from raylens.llm.states.cross_source import CrossBlocks, CrossSource, CrossView
 from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
 from raylens.preprocess.schema import InvalidRequestError, ProcessedPrompt, TextPrompt
 from tests.llm.greedy_answers import answers

@@ -70,7 +70,7 @@ def test_any_schedule_gives_the_tokens_of_generate(
 
 
 def test_layers_that_take_no_slots_guess_in_several_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raylens.llm.recurrent_states.takes_slots", lambda mixer, library: False)
+    monkeypatch.setattr("raylens.llm.states.recurrent_states.takes_slots", lambda mixer, library: False)
     requests = conversations("qwen3_5", tmp_path)
     foresee(monkeypatch, requests)
     for prompt_lookup in (None, True):

@@ -45,7 +45,7 @@ def test_found_halves_answer_as_generate_does(
     save_tokenizer(tmp_path)
     monkeypatch.setattr("raylens.llm.loader.load_language_family", find_language_family)
     for budget, most_scores in ((2048, 2**24), (11, 700)):
-        monkeypatch.setattr("raylens.llm.distance_bias._MOST_SCORES", most_scores)
+        monkeypatch.setattr("raylens.llm.attention_variants.distance_bias._MOST_SCORES", most_scores)
         config = EngineConfig(str(tmp_path), kv_cache_bytes=2**25, block_size=4, max_num_batched_tokens=budget)
         engine = LLMEngine(config)
         assert answers(engine, requests) == [one.expected for one in requests]

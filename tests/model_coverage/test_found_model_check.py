@@ -13,10 +13,10 @@ from raylens.deployments.stages import found_model_check
 from raylens.deployments.stages.found_model_check import check_found_model
 from raylens.deployments.stages.found_model_questions import SelfTestError, questions_of
 from raylens.encoder.loader import load_vision_half
-from raylens.llm import indexers
-from raylens.llm.chosen_positions import ChosenPositions
-from raylens.llm.indexers import _choose
-from raylens.llm.reference_windows import ReferenceWindows
+from raylens.llm.attention_variants import indexers
+from raylens.llm.attention_variants.chosen_positions import ChosenPositions
+from raylens.llm.attention_variants.indexers import _choose
+from raylens.llm.attention_variants.reference_windows import ReferenceWindows
 from raylens.modeling.families import FAMILIES, PARTLY_FOUND
 from tests.model_coverage.parity import found_cases, ways_that_differ
 from tests.model_coverage.small_checkpoints import save_small_checkpoint, save_with_a_talker

@@ -14,7 +14,7 @@ from torch import nn
 
 from raylens.cpu_kernels.library import KernelLibrary
 from raylens.llm.cpu.delta_rule import delta_rule
-from raylens.llm.slot_states import SlotStates
+from raylens.llm.states.slot_states import SlotStates
 
 _DELTA_RULE = "torch_recurrent_gated_delta_rule"
 _STATE = {

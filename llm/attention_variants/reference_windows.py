@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from raylens.llm.attention import AttentionBackend, AttentionCall, LayerShape
-from raylens.llm.chosen_positions import ChoosingBackend, ChosenPositions, ChosenStep, positions_of
+from raylens.llm.attention_variants.chosen_positions import ChoosingBackend, ChosenPositions, ChosenStep, positions_of
 from raylens.llm.layer_types import INDEXED, REFERENCE, layer_types
 from raylens.llm.step_input import StepInput
 

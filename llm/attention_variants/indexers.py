@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from raylens.llm.attention import AttentionBackend, LayerShape
-from raylens.llm.chosen_positions import ChoosingBackend, ChosenStep, positions_of
+from raylens.llm.attention_variants.chosen_positions import ChoosingBackend, ChosenStep, positions_of
 from raylens.llm.layer_types import INDEXED
 from raylens.llm.step_input import StepInput
 

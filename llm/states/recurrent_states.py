@@ -17,8 +17,8 @@ from transformers import PreTrainedConfig
 
 from raylens.cpu_kernels.library import KernelLibrary
 from raylens.llm.layer_types import STATE, layer_types
-from raylens.llm.slot_states import SlotStates, waves_of
-from raylens.llm.state_functions import takes_slots
+from raylens.llm.states.slot_states import SlotStates, waves_of
+from raylens.llm.states.state_functions import takes_slots
 from raylens.llm.step_input import StateChunk, StepInput
 
 States = dict[str, torch.Tensor]

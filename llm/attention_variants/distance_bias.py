@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from raylens.llm.attention import AttentionBackend, AttentionCall
-from raylens.llm.chosen_positions import ChoosingBackend, ChosenPositions, positions_of
+from raylens.llm.attention_variants.chosen_positions import ChoosingBackend, ChosenPositions, positions_of
 from raylens.llm.step_input import StepInput
 
 _MOST_SCORES = 2**24

@@ -20,7 +20,7 @@ from raylens.llm.host_values import send
 from raylens.llm.layer_probe import run_one_token
 from raylens.llm.models.family import CrossFamily, embed_tokens
 from raylens.llm.prefill_chunks import read_slots, write_slots
-from raylens.llm.recurrent_states import number_attention_layers
+from raylens.llm.states.recurrent_states import number_attention_layers
 from raylens.llm.step_input import CrossChunk, StepInput, slots_of
 
 

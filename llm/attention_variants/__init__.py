@@ -1,0 +1,1 @@
+"""Layers whose tokens see chosen positions only, or weigh positions by their distance."""
