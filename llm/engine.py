@@ -23,6 +23,7 @@ from raylens.llm.outputs import EngineStats, RequestOutput
 from raylens.llm.prompt_lookup import PromptLookup
 from raylens.llm.ranks.parallel import ProcessGroup, RankDiedError
 from raylens.llm.request_checks import check_embeddings, check_room, check_scoring, check_spans
+from raylens.llm.sampling.end_of_thoughts import EndOfThoughts
 from raylens.llm.sampling.excluded_tokens import ExcludedTokens
 from raylens.llm.sampling.grammar import GrammarCompiler
 from raylens.llm.sampling.params import SamplingParams
@@ -153,7 +154,7 @@ class LLMEngine:
             first = first or sequence
             if arrival is not None:
                 sequence.times.arrival = arrival
-            if state.matcher is None:  # else other threads need time for the mask of each token
+            if params.structured_output is None:  # else other threads need time for the mask of each token
                 sequence.lookup = self._lookup_of(sequence)
             has_stop = bool(self._defaults.stop_strings(params))
             detokenizer = self.make_detokenizer(params, request.prompt) if has_stop else None
@@ -336,9 +337,16 @@ class LLMEngine:
                 grammar=grammar,
                 excluded=excluded,
                 index=index,
+                ends_thoughts=self._end_of_thoughts(prompt),
             )
             for index in range(params.n)
         ]
+
+    def _end_of_thoughts(self, prompt: ProcessedPrompt) -> Callable[[int], bool] | None:
+        """Returns what finds the end of the thoughts in which an answer begins, or None if it begins in none."""
+        if prompt.thoughts is None or not prompt.is_thinking:
+            return None
+        return EndOfThoughts(self.byte_tokenizer.token_bytes, prompt.thoughts.end)
 
     def _with_defaults(self, params: SamplingParams, prompt: ProcessedPrompt) -> SamplingParams:
         num_prompt_tokens = len(prompt.prompt_token_ids)

@@ -1,4 +1,4 @@
-"""The model's chat template: renders conversations as text, and detects the model's format of tool calls."""
+"""The model's chat template: renders conversations as text, and shows the forms of tool calls and of thoughts."""
 
 import logging
 import re
@@ -14,7 +14,14 @@ from transformers.utils.chat_template_utils import (
 
 from raylens.preprocess.message_contents import MessageContents, Placeholder, probe_contents
 from raylens.preprocess.models.family import HFProcessor
-from raylens.preprocess.schema import ChatPrompt, ChatTemplateError, InvalidRequestError, Message, ToolCallFormat
+from raylens.preprocess.schema import (
+    ChatPrompt,
+    ChatTemplateError,
+    InvalidRequestError,
+    Message,
+    ThoughtFormat,
+    ToolCallFormat,
+)
 from raylens.preprocess.template_bounds import bound_templates
 from raylens.preprocess.time_limit import TimeLimit, TimeLimitError
 
@@ -46,6 +53,7 @@ class ChatTemplate:
         self._processor = processor
         self._template = processor.chat_template or hf_tokenizer.chat_template or otherwise
         self.tool_calls = tool_call_format(self._template)
+        self.thoughts = thought_format(self._template)
         self._time_limit = TimeLimit(MAX_SECONDS)
         bound_templates()
         if isinstance(self._template, str):
@@ -138,3 +146,18 @@ def tool_call_format(template: object) -> ToolCallFormat | None:
     tags."""
     is_hermes = isinstance(template, str) and "tools" in template and "<tool_call>" in template
     return ToolCallFormat("<tool_call>\n", "\n</tool_call>") if is_hermes else None
+
+
+_THOUGHTS = (
+    ThoughtFormat("<think>", "</think>"),
+    ThoughtFormat("[THINK]", "[/THINK]"),
+    ThoughtFormat("◁think▷", "◁/think▷"),
+    ThoughtFormat("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+"""Of Qwen, DeepSeek, GLM and others; of Magistral; of Kimi-VL; of Command A."""
+
+
+def thought_format(template: object) -> ThoughtFormat | None:
+    """Returns the tags around thoughts in the answers of a chat template's model, or None without known ones. Templates
+    contain the end tag: they leave earlier thoughts out, or write them."""
+    return next((one for one in _THOUGHTS if isinstance(template, str) and one.end in template), None)

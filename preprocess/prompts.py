@@ -16,6 +16,8 @@ from raylens.preprocess.prompt_tokenizer import PromptTokenizer, TokenIds
 from raylens.preprocess.prompt_truncation import Extent, truncate_left
 from raylens.preprocess.prompt_updates import PromptReplacement, PromptRules, PromptUpdate, apply_updates
 
+_START_TAG_TOKENS = 16
+"""The most tokens at the end of a prompt that make up the start tag of thoughts."""
 _MAX_CUT_CONTEXTS = 16
 """The length limit of a prompt to be truncated, in contexts: the part that is cut off is tokenised, too."""
 
@@ -88,6 +90,7 @@ class PromptRenderer:
         # So far only the items within each modality are in prompt order.
         placed = sorted(zip(placeholders, numbers, strict=True), key=lambda one: one[0].offset)
         order = [number for _, number in placed]
+        thoughts = self._thoughts_behind(prompt)
         return schema.ProcessedPrompt(
             prompt_token_ids=ids.tolist(),
             placeholders=[placeholder for placeholder, _ in placed],
@@ -95,9 +98,19 @@ class PromptRenderer:
             language_inputs=[items[number].language_inputs for number in order],
             item_order=None if order == list(range(len(items))) else order,
             is_continued=not isinstance(prompt, schema.ChatPrompt) or prompt.continue_final_message,
+            thoughts=thoughts,
+            is_thinking=thoughts is not None and self._ends_with(ids, thoughts.start),
             render_seconds=time.perf_counter() - started,
             rendered_at=time.time(),
         )
+
+    def _thoughts_behind(self, prompt: schema.Prompt) -> schema.ThoughtFormat | None:
+        """Returns the form of the thoughts that may come before the answer to a prompt."""
+        is_asked = isinstance(prompt, schema.ChatPrompt) and prompt.add_generation_prompt
+        return self._template.thoughts if is_asked else None
+
+    def _ends_with(self, ids: TokenIds, text: str) -> bool:
+        return self._tokenizer.decode(ids[-_START_TAG_TOKENS:]).rstrip().endswith(text)
 
     def _limit(self, truncation: schema.PromptTruncation) -> int:
         """Returns the most tokens of a truncated prompt. Raises InvalidRequestError if there are none."""

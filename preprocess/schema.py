@@ -220,6 +220,14 @@ class ToolCallFormat:
 
 
 @dataclass(frozen=True, slots=True)
+class ThoughtFormat:
+    """A model's tags around the thoughts before its answer."""
+
+    start: str
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessorIdentity:
     """All influences on the result of items, besides the items themselves. Part of their cache keys.
 
@@ -245,7 +253,9 @@ class ProcessedPrompt:
 
     `language_inputs[i]`: of the same item. Items are in prompt order. `item_order`: each item's index among the
     request's items; None: the prompt has all of them, in the request's order. `is_continued`: the answer continues the
-    prompt's last text. `render_seconds`: the duration of rendering; `rendered_at`: its end, wall time in seconds."""
+    prompt's last text. `thoughts`: the tags around thoughts before the answer; None: it has none. `is_thinking`: the
+    prompt ends with their start tag. `render_seconds`: the duration of rendering; `rendered_at`: its end, wall time in
+    seconds."""
 
     prompt_token_ids: list[int]
     placeholders: list[PlaceholderRange]
@@ -253,6 +263,8 @@ class ProcessedPrompt:
     language_inputs: list[LanguageInputs] = field(default_factory=list, compare=False)
     item_order: list[int] | None = None
     is_continued: bool = False
+    thoughts: ThoughtFormat | None = None
+    is_thinking: bool = False
     render_seconds: float = field(default=0.0, compare=False)
     rendered_at: float = field(default=0.0, compare=False)
 

@@ -26,7 +26,10 @@ class ChatCompletionRequest(GenerationFields, TemplateFields, ToolFields):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     modalities: list[Literal["text"]] | None = None
-    reasoning_effort: Accepted = None
+    reasoning_effort: str | None = Field(
+        None, max_length=32, description="a variable of the model's chat template; none: enable_thinking is false"
+    )
+    include_reasoning: bool | None = Field(None, description="false: leave the thoughts out of the answer")
     verbosity: Accepted = None
     prediction: Accepted = None
 
@@ -57,7 +60,7 @@ class ChatCompletionRequest(GenerationFields, TemplateFields, ToolFields):
         return {**names, "grammar": "tools"} if self.offered.forced else names
 
     def prompts_and_media(self) -> list[tuple[Prompt, list[MediaSource]]]:
-        return [self.chat_and_media(self.messages, self.offered.tools)]
+        return [self.chat_and_media(self.messages, self.offered.tools, self.reasoning_effort)]
 
     def sampling_params(self, call_grammar: StructuredOutput | None = None) -> SamplingParams:
         return self.make_sampling_params(
@@ -88,8 +91,12 @@ class ChoiceLogprobs(BaseModel):
 
 
 class AssistantMessage(BaseModel):
+    """`reasoning`: the thoughts before the answer, under both names that clients know."""
+
     role: Literal["assistant"] = "assistant"
     content: str | None
+    reasoning: OrAbsent[str] = None
+    reasoning_content: OrAbsent[str] = None
     refusal: None = None
     tool_calls: OrAbsent[list[ToolCall]] = None
 
@@ -122,6 +129,8 @@ class ToolCallDelta(ToolCall):
 class Delta(BaseModel):
     role: OrAbsent[Literal["assistant"]] = None
     content: OrAbsent[str] = None
+    reasoning: OrAbsent[str] = None
+    reasoning_content: OrAbsent[str] = None
     tool_calls: OrAbsent[list[ToolCallDelta]] = None
 
 

@@ -186,7 +186,6 @@ class AnyGenerationFields(MediaFields):
     safety_identifier: Accepted = None
     prompt_cache_retention: Accepted = None
     prompt_cache_options: Accepted = None
-    include_reasoning: Accepted = None
     length_penalty: Accepted = None  # of beam search
     spaces_between_special_tokens: Literal[True] | None = None
 

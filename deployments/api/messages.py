@@ -25,8 +25,8 @@ class ChatMessage(WireModel):
     name: Name | None = None
     refusal: str | None = Field(None, description="what an assistant message says that has no content")
     annotations: Accepted = None
-    reasoning: Accepted = None
-    reasoning_content: Accepted = None
+    reasoning: Annotated[Any, Field(description="the thoughts before the answer, if it is a text")] = None
+    reasoning_content: Annotated[Any, Field(description="goes before reasoning")] = None
     reasoning_details: Accepted = None
     cache_control: Accepted = None
     audio: NotDone = None
@@ -48,6 +48,8 @@ class ChatMessage(WireModel):
         said = self.content if self.content or self.refusal is None else self.refusal
         if said is not None or not self.tool_calls:
             message["content"] = template_content(said or "")
+        if self.role == "assistant":
+            message |= thought_form(self.reasoning_content or self.reasoning)
         if self.tool_calls:
             message["tool_calls"] = [call.template_form() for call in self.tool_calls]
         if self.tool_call_id is not None:
@@ -55,6 +57,11 @@ class ChatMessage(WireModel):
         if self.name is not None:
             message["name"] = self.name
         return message
+
+
+def thought_form(thought: object) -> Message:
+    """Returns the thoughts of an assistant's message under the names that chat templates read."""
+    return {"reasoning_content": thought, "reasoning": thought} if isinstance(thought, str) and thought else {}
 
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=10_000, fail_fast=True)]
@@ -75,20 +82,30 @@ class TemplateFields(WireModel):
             raise ValueError("continue_final_message and add_generation_prompt cannot both be true")
         return self
 
-    def chat_prompt(self, messages: list[Message], tools: Sequence[Tool]) -> ChatPrompt:
+    def chat_prompt(self, messages: list[Message], tools: Sequence[Tool], effort: object = None) -> ChatPrompt:
+        """`effort`: how much the model shall think, if its template reads that."""
         begins = not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
         return ChatPrompt(
             messages,
             [tool.template_form() for tool in tools],
-            template_kwargs=self.chat_template_kwargs or {},
+            template_kwargs=_effort_variables(effort) | (self.chat_template_kwargs or {}),
             add_generation_prompt=begins,
             continue_final_message=self.continue_final_message,
         )
 
-    def chat_and_media(self, messages: Messages, tools: Sequence[Tool] = ()) -> tuple[ChatPrompt, list[MediaSource]]:
+    def chat_and_media(
+        self, messages: Messages, tools: Sequence[Tool] = (), effort: object = None
+    ) -> tuple[ChatPrompt, list[MediaSource]]:
         """Returns the pipeline's prompt and its media. Raises InvalidRequestError."""
-        prompt = self.chat_prompt([message.template_form() for message in messages], tools)
+        prompt = self.chat_prompt([message.template_form() for message in messages], tools, effort)
         return prompt, media_of_turns(((message.role, message.content or "") for message in messages), "messages")
+
+
+def _effort_variables(effort: object) -> dict[str, Any]:
+    """Returns the variables of chat templates that say how much a model shall think."""
+    if not isinstance(effort, str):
+        return {}
+    return {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})
 
 
 def media_of_turns(turns: Iterable[tuple[str, Content]], field: str) -> list[MediaSource]:

@@ -1,11 +1,12 @@
 """The Responses API's items: turns of the conversation, tool calls and their results."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Tag
+from pydantic import Discriminator, Field, Tag
 
 from raylens.deployments.api.content import Content, InputContent, template_content
+from raylens.deployments.api.messages import thought_form
 from raylens.deployments.api.tools import FunctionCall, FunctionDefinition, FunctionName, JsonObject, Tool, ToolCall
 from raylens.deployments.api.wire import Accepted, Name, NotDone, WireModel
 from raylens.preprocess.schema import Message
@@ -50,12 +51,18 @@ class FunctionOutput(InputItem):
 
 
 class ReasoningItem(InputItem):
-    """The reasoning of another server's model. It is ignored, because it was not a part of the conversation."""
+    """The thoughts before the message or tool call that follows. Encrypted ones are of another server and ignored."""
 
     type: Literal["reasoning"]
     summary: Accepted = None
-    content: Accepted = None
+    content: Annotated[Any, Field(description="its texts are the thoughts")] = None
     encrypted_content: Accepted = None
+
+    @property
+    def text(self) -> str:
+        parts = self.content if isinstance(self.content, list) else []
+        texts = [part.get("text") for part in parts if isinstance(part, dict)]
+        return "".join(text for text in texts if isinstance(text, str))
 
 
 AnyItem = InputMessage | CalledFunction | FunctionOutput | ReasoningItem
@@ -77,7 +84,8 @@ Item = Annotated[
 
 
 def as_messages(items: Sequence[AnyItem]) -> list[Message]:
-    """Returns the messages for chat templates. Text and tool calls of the assistant in a row become one message."""
+    """Returns the messages for chat templates. Thoughts, text and tool calls of the assistant in a row become one
+    message."""
     messages: list[Message] = []
     for item in items:
         if isinstance(item, InputMessage):
@@ -95,6 +103,11 @@ def as_messages(items: Sequence[AnyItem]) -> list[Message]:
                 messages.append({"role": "assistant"})
             call = ToolCall(id=item.call_id, function=FunctionCall(name=item.name, arguments=item.arguments))
             messages[-1].setdefault("tool_calls", []).append(call.template_form())
+        elif thought := thought_form(item.text):
+            messages.append({"role": "assistant", **thought})
+    for message in messages:
+        if "tool_calls" not in message:
+            message.setdefault("content", "")
     return messages
 
 

@@ -65,7 +65,7 @@ class ResponsesRequest(AnyGenerationFields, TemplateFields, ToolFields):
     metadata: Metadata | None = None
 
     include: list[Included] | None = Field(None, description="accepted: no answer has anything of that")
-    reasoning: Accepted = None
+    reasoning: Annotated[Any, Field(description="its effort is a variable of the model's chat template")] = None
     max_tool_calls: Accepted = None
     access_programs: Accepted = None
 
@@ -85,7 +85,7 @@ class ResponsesRequest(AnyGenerationFields, TemplateFields, ToolFields):
     @classmethod
     def _holds_something_said(cls, value: str | list[Item]) -> str | list[Item]:
         if isinstance(value, list) and all(isinstance(item, ReasoningItem) for item in value):
-            raise ValueError("has only reasoning, which is not read: send a message, too")
+            raise ValueError("has only reasoning: send a message, too")
         return value
 
     @model_validator(mode="after")
@@ -108,7 +108,8 @@ class ResponsesRequest(AnyGenerationFields, TemplateFields, ToolFields):
     def prompts_and_media(self) -> list[tuple[Prompt, list[MediaSource]]]:
         opening = [] if self.instructions is None else [InputMessage(role="system", content=self.instructions)]
         items = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
-        prompt = self.chat_prompt(as_messages([*opening, *items]), self.offered.tools)
+        effort = self.reasoning.get("effort") if isinstance(self.reasoning, dict) else None
+        prompt = self.chat_prompt(as_messages([*opening, *items]), self.offered.tools, effort)
         return [(prompt, media_of_turns(map(as_turn, items), "input"))]
 
     def sampling_params(self, call_grammar: StructuredOutput | None = None) -> SamplingParams:
@@ -122,6 +123,21 @@ class OutputText(BaseModel):
     type: Literal["output_text"] = "output_text"
     text: str
     annotations: list[Any] = []
+
+
+class ReasoningText(BaseModel):
+    type: Literal["reasoning_text"] = "reasoning_text"
+    text: str
+
+
+class OutputReasoning(BaseModel):
+    """The thoughts before the answer."""
+
+    id: str
+    type: Literal["reasoning"] = "reasoning"
+    summary: list[Any] = []
+    content: list[ReasoningText]
+    status: Literal["in_progress", "completed", "incomplete"]
 
 
 class OutputMessage(BaseModel):
@@ -168,7 +184,7 @@ class OutputCall(BaseModel):
     status: Literal["in_progress", "completed"]
 
 
-OutputItem = OutputMessage | OutputCall
+OutputItem = OutputReasoning | OutputMessage | OutputCall
 
 
 class ResponseObject(BaseModel):
@@ -205,7 +221,7 @@ class ResponseEvent(BaseModel):
     output_index: OrAbsent[int] = None
     content_index: OrAbsent[int] = None
     item: OrAbsent[OutputItem] = None
-    part: OrAbsent[OutputText] = None
+    part: OrAbsent[OutputText | ReasoningText] = None
     delta: OrAbsent[str] = None
     text: OrAbsent[str] = None
     name: OrAbsent[str] = None

@@ -7,7 +7,7 @@ from itertools import chain
 
 from prometheus_client import Counter
 
-from raylens.deployments.api.wire import PromptTokensDetails, StageTimings, Usage
+from raylens.deployments.api.wire import CompletionTokensDetails, PromptTokensDetails, StageTimings, Usage
 from raylens.deployments.config import MetricsConfig
 from raylens.deployments.metrics.definitions import IngressMetrics
 from raylens.deployments.pipeline.pipeline_request import PipelineRequest, seconds_by_stage
@@ -118,7 +118,9 @@ class RequestAccount:
     def usage(self) -> Usage:
         """Returns the usage of all prompts and answers together. A prompt counts once, however many answers it has."""
         firsts = [piece for index, (piece, _) in self._last_pieces.items() if index % self.num_answers == 0]
-        return usage_of(firsts, sum(piece.num_output_tokens for piece, _ in self._last_pieces.values()))
+        pieces = [piece for piece, _ in self._last_pieces.values()]
+        num_thought_tokens = sum(piece.num_thought_tokens for piece in pieces)
+        return usage_of(firsts, sum(piece.num_output_tokens for piece in pieces), num_thought_tokens)
 
     @property
     def time_to_first_token(self) -> float:
@@ -177,7 +179,7 @@ class RequestAccount:
         return seconds_by_stage(chain(self.times, *(request.trace.times for request in self.requests)))
 
 
-def usage_of(prompts: Sequence[GeneratedText], num_output_tokens: int) -> Usage:
+def usage_of(prompts: Sequence[GeneratedText], num_output_tokens: int, num_thought_tokens: int) -> Usage:
     """`prompts`: a piece of an answer to each prompt."""
     num_prompt_tokens = sum(piece.num_prompt_tokens for piece in prompts)
     return Usage(
@@ -185,4 +187,7 @@ def usage_of(prompts: Sequence[GeneratedText], num_output_tokens: int) -> Usage:
         completion_tokens=num_output_tokens,
         total_tokens=num_prompt_tokens + num_output_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(piece.num_cached_tokens for piece in prompts)),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=num_thought_tokens)
+        if num_thought_tokens
+        else None,
     )

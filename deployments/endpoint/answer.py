@@ -58,7 +58,7 @@ class ChunkedAnswer(Generic[ChunkT]):
     def _usage(self, piece: GeneratedText, num_output_tokens: int) -> Usage | None:
         """Returns the usage so far, if the client asked for it in every chunk."""
         is_told = self._options.include_usage and self._options.continuous_usage_stats
-        return usage_of([piece], num_output_tokens) if is_told else None
+        return usage_of([piece], num_output_tokens, piece.num_thought_tokens) if is_told else None
 
     def _timings(self) -> StageTimings | None:
         return self._account.timings() if self._has_timings else None

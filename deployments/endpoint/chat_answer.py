@@ -20,6 +20,7 @@ class _Choice:
     """One answer so far."""
 
     parts: AnswerText
+    thought: str = ""
     text: str = ""
     calls: list[ToolCall] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -29,6 +30,7 @@ class _Choice:
     def add(self, piece: GeneratedText) -> tuple[str, list[ToolCall]]:
         """Returns the text and the tool calls that the piece makes certain."""
         text, calls = self.parts.add(piece)
+        self.thought += piece.thought
         self.text += text
         self.calls += calls
         return text, calls
@@ -46,6 +48,7 @@ class ChatAnswer(ChunkedAnswer[chat.ChatCompletionChunk]):
         super().__init__(body, account, chat.ChatCompletionChunk)
         self._has_logprobs = body.logprobs
         self._has_token_ids = body.return_token_ids
+        self._has_thoughts = body.include_reasoning is not False
         self._choices = [_Choice(AnswerText(tool_calls, body.offered)) for _ in range(account.num_answers)]
 
     def add(self, pieces: Sequence[GeneratedText]) -> None:
@@ -66,9 +69,15 @@ class ChatAnswer(ChunkedAnswer[chat.ChatCompletionChunk]):
 
     def _choice(self, index: int, choice: _Choice) -> chat.Choice:
         content = None if choice.calls and not choice.text else choice.text
+        thought = choice.thought if self._has_thoughts else None
         return chat.Choice(
             index=index,
-            message=chat.AssistantMessage(content=content, tool_calls=choice.calls or None),
+            message=chat.AssistantMessage(
+                content=content,
+                reasoning=thought or None,
+                reasoning_content=thought or None,
+                tool_calls=choice.calls or None,
+            ),
             logprobs=chat.ChoiceLogprobs(content=choice.logprobs) if self._has_logprobs else None,
             finish_reason=choice.finish_reason(self._account.finish_reason(index)),
             token_ids=choice.token_ids if self._has_token_ids else None,
@@ -84,15 +93,22 @@ class ChatAnswer(ChunkedAnswer[chat.ChatCompletionChunk]):
         usage = self._usage(piece, piece.num_output_tokens)
         num_calls = len(choice.calls)
         text, calls = choice.add(piece)
+        thought = piece.thought if self._has_thoughts else ""
         token_ids = piece.token_ids if self._has_token_ids else None
         logprobs = (
             chat.ChoiceLogprobs(content=[_logprob(token) for token in piece.logprobs]) if piece.logprobs else None
         )
-        if text or calls or token_ids or logprobs:
+        if text or thought or calls or token_ids or logprobs:
             deltas = [
                 chat.ToolCallDelta(index=number, **call.model_dump()) for number, call in enumerate(calls, num_calls)
             ]
-            delta = chat.Delta(content=text if text or not calls else None, tool_calls=deltas or None)
+            content = text if text or not (calls or thought) else None
+            delta = chat.Delta(
+                content=content,
+                reasoning=thought or None,
+                reasoning_content=thought or None,
+                tool_calls=deltas or None,
+            )
             told = chat.ChunkChoice(index=index, delta=delta, token_ids=token_ids, logprobs=logprobs)
             yield self._chunk([told], usage=usage)
         if piece.finish_reason is not None:

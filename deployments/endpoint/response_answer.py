@@ -31,7 +31,6 @@ class ResponseAnswer:
         self._body = body
         self._account = account
         self._parts = AnswerText(tool_calls, body.offered)
-        self._begins_with_text = tool_calls is None
         self._output: list[responses.OutputItem] = []
         self._numbers = count()
 
@@ -45,26 +44,32 @@ class ResponseAnswer:
     def first_events(self) -> str:
         kinds = ("response.created", "response.in_progress")
         begun = [self._event(kind, response=self._response("in_progress")) for kind in kinds]
-        return "".join(begun + list(self._open_message() if self._begins_with_text else ()))
+        return "".join(begun)
 
     def events(self, pieces: Sequence[GeneratedText]) -> str:
-        return "".join(event for piece in pieces for event in self._told(*self._parts.add(piece)))
+        return "".join(event for piece in pieces for event in self._told(piece.thought, *self._parts.add(piece)))
 
     def last_events(self) -> str:
         events, finished = self._end_output(), self._finished()
         return events + self._event(f"response.{finished.status}", response=finished)
 
     def _end_output(self) -> str:
-        opening = [] if self._output else list(self._open_message())
-        return "".join(opening + list(self._close_message(self._status)))
+        events = list(self._close_thoughts(self._status))
+        if not self._output:
+            events += self._open_message()
+        return "".join(events + list(self._close_message(self._status)))
 
     def error_event(self, error: ErrorResponse) -> str:
         failed = self._response("failed")
         failed.error = responses.ResponseError(code=error.error.code or "server_error", message=error.error.message)
         return self._event("response.failed", response=failed)
 
-    def _told(self, text: str, calls: list[ToolCall]) -> Iterator[str]:
-        """Yields the events of the text and of the calls after it."""
+    def _told(self, thought: str, text: str, calls: list[ToolCall]) -> Iterator[str]:
+        """Yields the events of the thoughts, of the text behind them and of the calls after it."""
+        if thought:
+            yield from self._think(thought)
+        if text or calls:
+            yield from self._close_thoughts("completed")
         if text:
             if self._message is None:
                 yield from self._open_message()
@@ -81,6 +86,29 @@ class ResponseAnswer:
         """The open message, to which text is appended, or None."""
         last = self._output[-1] if self._output else None
         return last if isinstance(last, responses.OutputMessage) and last.status == "in_progress" else None
+
+    def _think(self, thought: str) -> Iterator[str]:
+        if not self._output:
+            item_id = self._account.request_id.replace("resp_", "rs_", 1)
+            begun = responses.OutputReasoning(id=item_id, content=[], status="in_progress")
+            yield self._event("response.output_item.added", output_index=0, item=begun)
+            part = responses.ReasoningText(text="")
+            self._output.append(begun.model_copy(update={"content": [part]}))
+            yield self._event("response.content_part.added", part=part, **self._at(self._output[0]))
+        reasoning = self._output[0]
+        assert isinstance(reasoning, responses.OutputReasoning), "thoughts come before all else"
+        reasoning.content[0].text += thought
+        yield self._event("response.reasoning_text.delta", delta=thought, **self._at(reasoning))
+
+    def _close_thoughts(self, status: Literal["completed", "incomplete"]) -> Iterator[str]:
+        last = self._output[-1] if self._output else None
+        if not isinstance(last, responses.OutputReasoning) or last.status != "in_progress":
+            return
+        (part,) = last.content
+        yield self._event("response.reasoning_text.done", text=part.text, **self._at(last))
+        yield self._event("response.content_part.done", part=part, **self._at(last))
+        last.status = status
+        yield self._event("response.output_item.done", output_index=0, item=last)
 
     def _open_message(self) -> Iterator[str]:
         number = len(self._output)
@@ -100,8 +128,8 @@ class ResponseAnswer:
         message.status = status
         yield self._event("response.output_item.done", output_index=len(self._output) - 1, item=message)
 
-    def _at(self, message: responses.OutputMessage) -> dict[str, Any]:
-        return {"item_id": message.id, "output_index": len(self._output) - 1, "content_index": 0}
+    def _at(self, item: responses.OutputItem) -> dict[str, Any]:
+        return {"item_id": item.id, "output_index": len(self._output) - 1, "content_index": 0}
 
     def _call(self, call: ToolCall) -> Iterator[str]:
         """Yields the events of a tool call. The call comes whole, as in chat completions."""
@@ -130,6 +158,11 @@ class ResponseAnswer:
             input_tokens=usage.prompt_tokens,
             input_tokens_details=responses.InputTokensDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
             output_tokens=usage.completion_tokens,
+            output_tokens_details=responses.OutputTokensDetails(
+                reasoning_tokens=0
+                if usage.completion_tokens_details is None
+                else usage.completion_tokens_details.reasoning_tokens
+            ),
             total_tokens=usage.total_tokens,
         )
         if self._body.stage_timings:

@@ -167,6 +167,7 @@ def _join(pieces: list[GeneratedText]) -> GeneratedText:
     return replace(
         pieces[-1],
         text="".join(piece.text for piece in pieces),
+        thought="".join(piece.thought for piece in pieces),
         token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
         times=[time for piece in pieces for time in piece.times],
         logprobs=[token for piece in pieces for token in piece.logprobs],

@@ -26,6 +26,7 @@ from raylens.deployments.stages.memory_turn import memory_turn
 from raylens.deployments.stages.pieces import AnswerSender, PieceMaker
 from raylens.deployments.stages.preprocess_stage import load_model_processor, rendered
 from raylens.deployments.stages.process_setup import kernels_in_use, set_up_torch, skip_startup_objects
+from raylens.deployments.stages.thoughts import ThoughtSplitter
 from raylens.deployments.wire.piece_connection import PieceConnections
 from raylens.deployments.wire.stage_messages import EmbeddingInfo, Heartbeat, UnrenderedPrompt
 from raylens.deployments.wire.tensor_wire import PackedItem, PackedTensor
@@ -161,6 +162,9 @@ class Generate(Replica):
             lambda: self._engine.make_detokenizer(params, prompt),
             None if params.prompt_logprobs is None else prompt.prompt_token_ids[0],
             includes_stop=params.include_stop_str_in_output,
+            make_splitter=None
+            if prompt.thoughts is None
+            else partial(ThoughtSplitter, prompt.thoughts, is_open=prompt.is_thinking),
         )
         if params.logprobs is not None or params.prompt_logprobs is not None:
             await asyncio.to_thread(pieces_of.prepare)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raylens.deployments.server_log import process_name
+from raylens.deployments.stages.thoughts import ThoughtSplitter
 from raylens.deployments.wire.piece_connection import PieceConnection
 from raylens.deployments.wire.stage_messages import DECODE, GeneratedText, ScoredToken
 from raylens.preprocess.schema import StageTime
@@ -61,12 +62,15 @@ class PieceMaker:
         first_prompt_token: int | None,
         *,
         includes_stop: bool = False,
+        make_splitter: "Callable[[], ThoughtSplitter] | None" = None,
     ) -> None:
-        """`first_prompt_token`: set if the client asks for the prompt's tokens by name."""
+        """`first_prompt_token`: set if the client asks for the prompt's tokens by name. `make_splitter`: None if the
+        answers have no thoughts."""
         self._tokenizer = tokenizer
         self._detokenizers: defaultdict[int, Detokenizer] = defaultdict(make_detokenizer)
         self._first_prompt_token = first_prompt_token
         self._includes_stop = includes_stop
+        self._splitters = None if make_splitter is None else defaultdict[int, ThoughtSplitter](make_splitter)
 
     def prepare(self) -> None:
         """Loads the token names. The first call takes up to a second, later ones no time."""
@@ -87,9 +91,16 @@ class PieceMaker:
             token_ids = [token_id for output in outputs for token_id in output.token_ids]
             scored = [one for output in outputs for one in output.logprobs]
         is_beginning = last.index == 0 and last.num_output_tokens == len(token_ids)
-        text, offsets = self._text(last, token_ids, tells_offsets=bool(scored))
+        splitter, thought = None if self._splitters is None else self._splitters[last.index], ""
+        if splitter is None or splitter.is_answering:
+            text, offsets = self._text(last, token_ids, tells_offsets=bool(scored))
+        else:
+            thought, text = self._thought_and_text(splitter, last, token_ids)
+            offsets = [0] * len(scored)  # only completions tell them, and these have no thoughts
         return GeneratedText(
             text=text,
+            thought=thought,
+            num_thought_tokens=0 if splitter is None else splitter.num_thought_tokens,
             token_ids=token_ids,
             num_prompt_tokens=last.num_prompt_tokens,
             num_cached_tokens=last.num_cached_tokens,
@@ -111,8 +122,7 @@ class PieceMaker:
 
     def _text(self, last: "RequestOutput", token_ids: list[int], *, tells_offsets: bool) -> tuple[str, list[int]]:
         """Returns the text of the next `token_ids`, up to `last`, and the index of each token's first character."""
-        detokenizer = self._detokenizers[last.index]
-        told = token_ids[:-1] if last.has_stop_token and not self._includes_stop else token_ids
+        detokenizer, told = self._detokenizers[last.index], self._told(last, token_ids)
         text, offsets = "", list[int]()
         if tells_offsets:
             for token_id in token_ids:
@@ -124,6 +134,19 @@ class PieceMaker:
         if last.finish_reason is not None and not detokenizer.stopped:
             text += detokenizer.flush()
         return text, offsets
+
+    def _thought_and_text(
+        self, splitter: ThoughtSplitter, last: "RequestOutput", token_ids: list[int]
+    ) -> tuple[str, str]:
+        """Returns the thoughts in the next `token_ids`, up to `last`, and the text behind them."""
+        detokenizer = self._detokenizers[last.index]
+        parts = [splitter.feed(detokenizer.append([token_id])) for token_id in self._told(last, token_ids)]
+        if last.finish_reason is not None:
+            parts.append(splitter.flush("" if detokenizer.stopped else detokenizer.flush()))
+        return "".join(thought for thought, _ in parts), "".join(text for _, text in parts)
+
+    def _told(self, last: "RequestOutput", token_ids: list[int]) -> list[int]:
+        return token_ids[:-1] if last.has_stop_token and not self._includes_stop else token_ids
 
     def _offset(self, index: int, token_id: int) -> int:
         """Returns the index of the next token's first character. Counts bytes only within an incomplete character."""

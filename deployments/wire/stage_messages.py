@@ -102,7 +102,8 @@ class ScoredToken:
 
 @dataclass(slots=True)
 class GeneratedText:  # not frozen: creation would take four times as long, once per token
-    """A piece of answer `index` of a request. `times`: the stage times that became known with it. On request,
+    """A piece of answer `index` of a request. `thought`: the part of its text before the answer's own `text`.
+    `num_thought_tokens`: of the answer so far. `times`: the stage times that became known with it. On request,
     `logprobs` has the scores of its tokens, and the first piece of answer 0 those of the prompt's tokens."""
 
     text: str
@@ -113,5 +114,7 @@ class GeneratedText:  # not frozen: creation would take four times as long, once
     finish_reason: str | None
     times: list[StageTime]
     index: int = 0
+    thought: str = ""
+    num_thought_tokens: int = 0
     logprobs: list[ScoredToken] = field(default_factory=list)
     prompt_logprobs: list[ScoredToken] = field(default_factory=list)

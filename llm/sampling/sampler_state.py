@@ -1,7 +1,7 @@
 """The sampling state of a sequence: parameters, past tokens, random numbers and the grammar."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -59,10 +59,13 @@ class SamplerState:
         grammar: CompiledGrammar | None = None,
         excluded: ExcludedTokens = _NOTHING_EXCLUDED,
         index: int = 0,
+        ends_thoughts: Callable[[int], bool] | None = None,
     ) -> None:
         """`vocab_size`: the width of the model's logits. `eos_token_ids`: the model's end tokens. `grammar`: the
-        compiled `params.structured_output`. `excluded`: by `params` and the model. `index`: the number of this answer
-        among the request's `params.n`. Each answer has its own stream of random numbers, even with a seed.
+        compiled `params.structured_output`. `ends_thoughts`: takes each token of the thoughts in which the answer
+        begins, and returns whether they end with it; the grammar holds behind them. None: it begins in no thoughts.
+        `excluded`: by `params` and the model. `index`: the number of this answer among the request's `params.n`. Each
+        answer has its own stream of random numbers, even with a seed.
 
         Raises InvalidRequestError with the field, for tokens outside the vocabulary."""
         if (grammar is None) != (params.structured_output is None):
@@ -73,7 +76,11 @@ class SamplerState:
         self.vocab_size = vocab_size
         self.num_output_tokens = 0
         self.stop_token_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
-        self.matcher = None if grammar is None else grammar.new_matcher()
+        matcher = None if grammar is None else grammar.new_matcher()
+        self._ends_thoughts = None if matcher is None else ends_thoughts
+        self._matcher_behind = matcher
+        self.matcher = matcher if self._ends_thoughts is None else None
+        """None during thoughts, too."""
         self.repetition_penalty = 1.0 if params.repetition_penalty is None else params.repetition_penalty
         counts_prompt = self.repetition_penalty != 1  # the other penalties concern the output only
         # A placeholder's id may lie outside the vocabulary.
@@ -94,7 +101,7 @@ class SamplerState:
         self._min_tokens = (params.min_tokens or 0) if stop_token_ids else 0
         self.row_settings: RowSettings | None = None
         """Kept by the sampler between tokens."""
-        edits = (self.matcher is not None, self.seen is not None, len(self.biases) > 0, excluded.excludes_some)
+        edits = (self.seen is not None, len(self.biases) > 0, excluded.excludes_some)
         self._always_edits = any(edits)
 
     @property
@@ -110,7 +117,7 @@ class SamplerState:
     @property
     def edits_logits(self) -> bool:
         """Returns whether `plan_edits` may change the next row of logits."""
-        return self._always_edits or self.num_output_tokens < self._min_tokens
+        return self._always_edits or self.matcher is not None or self.num_output_tokens < self._min_tokens
 
     @property
     def is_complete(self) -> bool:
@@ -141,4 +148,8 @@ class SamplerState:
         self._last_token_ids.append(token_id)
         if self.seen is not None:
             self.seen.append(token_id)
+        if self._ends_thoughts is not None:
+            if self._ends_thoughts(token_id):
+                self._ends_thoughts, self.matcher = None, self._matcher_behind
+            return True
         return self.matcher is None or self.matcher.advance(token_id)

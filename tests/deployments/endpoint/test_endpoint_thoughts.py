@@ -1,0 +1,168 @@
+"""Thoughts before the answer, over HTTP, by a model whose words are scripted and whose template opens the thoughts."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from raylens.deployments.config import AppConfig
+from tests.scripted_model import save_scripted_model
+
+# What a template of Qwen's does with thoughts, as far as it matters here.
+TEMPLATE = (
+    "{%- for m in messages -%}{{- m.role ~ ':' -}}"
+    "{%- if m.reasoning_content is string -%}{{- '(' ~ m.reasoning_content ~ ')' -}}{%- endif -%}"
+    "{%- if m.content is string -%}{{- m.content -}}{%- else -%}"
+    "{%- for part in m.content -%}{{- '<image>' if part.type == 'image' else part.text -}}{%- endfor -%}{%- endif -%}"
+    "{{- '\\n' -}}{%- endfor -%}{%- for tool in tools or [] -%}{{- tool | tojson -}}{%- endfor -%}"
+    "{#- <tool_call> </think> -#}"
+    "{%- if enable_thinking is defined and enable_thinking is false -%}{{- '<think></think>' -}}"
+    "{%- elif reasoning_effort == 'high' -%}{{- '<go>' -}}{%- else -%}{{- '<think>' -}}{%- endif -%}"
+)
+CALL_IN_THOUGHTS = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call> would be a call.'
+NEXT_WORDS = {
+    "<go>": "<think>",
+    "<think>": "\nI see",
+    "\nI see": " a cat. ",
+    " a cat. ": CALL_IN_THOUGHTS,
+    CALL_IN_THOUGHTS: "\n",
+    "\n": "</think>",
+    "</think>": "\n\n",
+    "\n\n": "A cat",
+    "A cat": ".",
+    ".": "",
+}
+THOUGHTS = f"I see a cat. {CALL_IN_THOUGHTS}"
+NUM_THOUGHT_TOKENS = 5
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Rome", "Paris"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+HELLO: Any = [{"role": "user", "content": "What is it?"}]
+
+
+@pytest.fixture(scope="module")
+def app_config(tmp_path_factory: pytest.TempPathFactory) -> AppConfig:
+    folder = tmp_path_factory.mktemp("thinking")
+    save_scripted_model(folder, NEXT_WORDS, TEMPLATE)
+    settings = {"model": str(folder), "served_model_name": "thinker", "encode": {"placement": "inline"}}
+    return AppConfig.model_validate({**settings, "dtype": "float32"})
+
+
+def ask(client: OpenAI, **options: Any) -> Any:
+    options = {"messages": HELLO, "temperature": 0, "max_tokens": 60, **options}
+    return client.chat.completions.create(model="thinker", **options)
+
+
+def test_a_chat_tells_thoughts_apart(client: OpenAI) -> None:
+    whole = ask(client)
+    (choice,) = whole.choices
+    assert (choice.message.reasoning_content, choice.message.content) == (THOUGHTS, "A cat.")
+    assert choice.message.reasoning == THOUGHTS
+    assert choice.finish_reason == "stop"
+    assert whole.usage.completion_tokens_details.reasoning_tokens == NUM_THOUGHT_TOKENS
+    chunks = list(ask(client, stream=True, stream_options={"include_usage": True}))
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == THOUGHTS
+    assert "".join(delta.content or "" for delta in deltas) == "A cat."
+    assert chunks[-1].usage.completion_tokens_details.reasoning_tokens == NUM_THOUGHT_TOKENS
+
+
+def test_a_model_that_writes_the_start_tag_itself_thinks_too(client: OpenAI) -> None:
+    whole = ask(client, reasoning_effort="high")
+    assert (whole.choices[0].message.reasoning_content, whole.choices[0].message.content) == (THOUGHTS, "A cat.")
+    assert whole.usage.completion_tokens_details.reasoning_tokens == NUM_THOUGHT_TOKENS + 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"reasoning_effort": "none"}, {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}],
+    ids=["effort", "variable"],
+)
+def test_thinking_can_be_turned_off(client: OpenAI, options: dict[str, Any]) -> None:
+    whole = ask(client, **options)
+    assert whole.choices[0].message.content.strip() == "A cat."
+    assert not hasattr(whole.choices[0].message, "reasoning_content")
+    assert whole.usage.completion_tokens_details is None
+
+
+def test_thoughts_can_be_left_out(client: OpenAI) -> None:
+    message = ask(client, extra_body={"include_reasoning": False}).choices[0].message
+    assert (message.content, hasattr(message, "reasoning")) == ("A cat.", False)
+
+
+def test_an_answer_that_ends_within_thoughts_has_no_text(client: OpenAI) -> None:
+    choice = ask(client, max_tokens=2).choices[0]
+    assert (choice.message.reasoning_content, choice.message.content) == ("I see a cat.", "")
+    assert choice.finish_reason == "length"
+
+
+def test_a_form_holds_behind_the_thoughts(client: OpenAI) -> None:
+    message = ask(client, extra_body={"structured_outputs": {"choice": ["red", "blue"]}}).choices[0].message
+    assert message.reasoning_content == THOUGHTS
+    assert message.content in ("red", "blue")
+
+
+def test_a_forced_call_comes_behind_the_thoughts_and_a_quoted_one_is_none(client: OpenAI) -> None:
+    forced = {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
+    (choice,) = ask(client, max_tokens=200, **forced).choices
+    (call,) = choice.message.tool_calls
+    assert json.loads(call.function.arguments)["city"] in ("Rome", "Paris")
+    assert (choice.message.reasoning_content, choice.finish_reason) == (THOUGHTS, "tool_calls")
+    free = ask(client, tools=[WEATHER]).choices[0].message
+    assert (free.tool_calls, free.content) == (None, "A cat.")
+
+
+def test_earlier_thoughts_reach_the_template(client: OpenAI) -> None:
+    def num_tokens(**thoughts: str) -> int:
+        said = {"role": "assistant", "content": "Hi.", **thoughts}
+        tokens: int = ask(client, messages=[*HELLO, said, *HELLO]).usage.prompt_tokens
+        return tokens
+
+    plain = num_tokens()
+    assert num_tokens(reasoning_content="Why?") == num_tokens(reasoning="Why?") == plain + len("(Why?)")
+
+
+def test_responses_have_a_reasoning_item(client: OpenAI, app_url: str) -> None:
+    response = client.responses.create(model="thinker", input="What is it?", temperature=0)
+    reasoning, message = response.output
+    assert reasoning.type == "reasoning"
+    assert reasoning.content is not None
+    assert (reasoning.content[0].text, response.output_text) == (THOUGHTS, "A cat.")
+    assert message.type == "message"
+    assert response.usage is not None
+    assert response.usage.output_tokens_details.reasoning_tokens == NUM_THOUGHT_TOKENS
+    events = list(client.responses.create(model="thinker", input="What is it?", temperature=0, stream=True))
+    kinds = [event.type for event in events]
+    assert "".join(event.delta for event in events if event.type == "response.reasoning_text.delta") == THOUGHTS
+    done = kinds.index("response.reasoning_text.done")
+    assert kinds[done : done + 4] == [
+        "response.reasoning_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.output_item.added",
+    ]
+    thoughts, said = response.model_dump()["output"]
+    question = {"role": "user", "content": "What is it?"}
+    num_tokens = []
+    for turn in ([thoughts, said], [said]):
+        body = {"model": "thinker", "input": [question, *turn, question], "temperature": 0}
+        answer = httpx.post(f"{app_url}/v1/responses", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        num_tokens.append(answer.json()["usage"]["input_tokens"])
+    assert num_tokens[0] > num_tokens[1], "the thoughts are a part of the conversation"
+
+
+def test_completions_are_raw(client: OpenAI) -> None:
+    completion = client.completions.create(model="thinker", prompt="<think>", temperature=0, max_tokens=60)
+    assert completion.choices[0].text == f"\n{THOUGHTS}\n</think>\n\nA cat."
