@@ -21,7 +21,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_adapters_are_refused(checkpoint: str) -> None:
-    with pytest.raises(ValueError, match="max_loras: a model of layers that choose positions serves no adapters"):
+    with pytest.raises(ValueError, match="max_loras: a model with layers that choose or weigh positions serves"):
         ModelRunner(EngineConfig(checkpoint, max_loras=1))
 
 
