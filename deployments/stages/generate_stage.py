@@ -166,7 +166,8 @@ class Generate(Replica):
             if prompt.thoughts is None
             else partial(ThoughtSplitter, prompt.thoughts, is_open=prompt.is_thinking),
         )
-        if params.logprobs is not None or params.prompt_logprobs is not None:
+        names_tokens = params.logprobs is not None or params.prompt_logprobs is not None
+        if names_tokens or prompt.thoughts is not None:
             await asyncio.to_thread(pieces_of.prepare)
         return pieces_of
 

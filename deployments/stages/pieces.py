@@ -140,7 +140,10 @@ class PieceMaker:
     ) -> tuple[str, str]:
         """Returns the thoughts in the next `token_ids`, up to `last`, and the text behind them."""
         detokenizer = self._detokenizers[last.index]
-        parts = [splitter.feed(detokenizer.append([token_id])) for token_id in self._told(last, token_ids)]
+        parts = []
+        for token_id in self._told(last, token_ids):
+            text = detokenizer.append([token_id])
+            parts.append(splitter.feed(text or splitter.tag_of(self._tokenizer.token_bytes(token_id))))
         if last.finish_reason is not None:
             parts.append(splitter.flush("" if detokenizer.stopped else detokenizer.flush()))
         return "".join(thought for thought, _ in parts), "".join(text for _, text in parts)

@@ -36,6 +36,11 @@ class ThoughtSplitter:
         """Returns whether all further text is the answer's."""
         return self._state is _State.ANSWERING
 
+    def tag_of(self, token: bytes) -> str:
+        """Returns the tag that a token without text stands for, or nothing. Some models' tags are special tokens, which
+        answers leave out."""
+        return next((tag for tag in (self._form.start, self._form.end) if tag.encode() == token), "")
+
     def feed(self, text: str) -> tuple[str, str]:
         """Takes the text of the next token. Returns what is certain now: thoughts, and the answer behind them."""
         self._num_tokens += self._state in (_State.BEGINNING, _State.THINKING)

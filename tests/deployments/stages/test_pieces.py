@@ -1,6 +1,8 @@
 """What the engine's outputs become on their way to the ingress, with a real tokenizer."""
 
+import copy
 import itertools
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,12 +11,14 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from raylens.deployments.stages.pieces import PieceMaker
+from raylens.deployments.stages.thoughts import ThoughtSplitter
 from raylens.deployments.wire.stage_messages import GeneratedText
 from raylens.llm.byte_tokenizer import ByteTokenizer
 from raylens.llm.detokenizer import Detokenizer, decoder_of
 from raylens.llm.outputs import RequestOutput
 from raylens.llm.sampling.logprobs import TokenLogprobs
 from raylens.llm.sequence import FinishReason, SequenceTimes
+from raylens.preprocess.schema import ThoughtFormat
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +27,11 @@ def tokenizer(shapes: str) -> Any:
 
 
 class Asked:
-    """A request whose answers may end in `stop`."""
+    """A request whose answers may end in `stop`, and begin with thoughts of the form `thoughts`."""
 
-    def __init__(self, tokenizer: Any, *stop: str, includes_stop: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Any, *stop: str, includes_stop: bool = False, thoughts: ThoughtFormat | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         byte_tokenizer = ByteTokenizer(tokenizer, len(tokenizer), frozenset())
         self.maker = PieceMaker(
@@ -33,6 +39,7 @@ class Asked:
             lambda: Detokenizer(decoder_of(tokenizer), stop, includes_stop=includes_stop),
             None,
             includes_stop=includes_stop,
+            make_splitter=None if thoughts is None else partial(ThoughtSplitter, thoughts, is_open=False),
         )
 
     def token_ids(self, text: str) -> list[int]:
@@ -138,3 +145,17 @@ def test_text_behind_a_stop_string_is_held_back_and_counted(tokenizer: Any) -> N
     assert piece.text == text
     for number, token in enumerate(piece.logprobs):
         assert token.offset == len(b"".join(told[:number]).decode(errors="ignore").lstrip())
+
+
+@pytest.mark.parametrize("is_special", [False, True], ids=["", "special tokens"])
+@pytest.mark.parametrize("is_merged", [False, True], ids=["", "merged"])
+def test_thoughts_are_no_text(tokenizer: Any, is_special: bool, is_merged: bool) -> None:
+    own = copy.deepcopy(tokenizer)
+    tags = ["[THINK]", "[/THINK]"]
+    own.add_tokens(tags, special_tokens=is_special)
+    asked = Asked(own, thoughts=ThoughtFormat(*tags))
+    outputs = asked.outputs("[THINK]It is é. [/THINK]\nYes: é", is_scored=True)
+    pieces = asked.maker(outputs) if is_merged else [piece for output in outputs for piece in asked.maker([output])]
+    assert ("".join(piece.thought for piece in pieces), joined(pieces)) == ("It is é.", "Yes: é")
+    assert pieces[-1].num_thought_tokens == len(asked.token_ids("[THINK]It is é. [/THINK]"))
+    assert sum(len(piece.logprobs) for piece in pieces) == len(outputs)
