@@ -34,6 +34,8 @@ PIECES = st.builds(
     st.sampled_from([None, "stop", "length"]),
     st.lists(st.builds(StageTime, TEXTS, SECONDS, SECONDS, TEXTS), max_size=2),
     st.integers(0, 127),
+    TEXTS,
+    INTEGERS,
     st.lists(TOKENS, max_size=3),
     st.lists(TOKENS, max_size=3),
 )
