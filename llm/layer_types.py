@@ -12,11 +12,10 @@ HYBRID = frozenset({"hybrid", "hybrid_sliding"})
 """Attention with a bias by distance, and short convolutions beside it, which have states."""
 STATE = frozenset({"linear_attention", "conv"})
 """A state takes the place of a KV cache."""
-SUPPORTED = (
-    INDEXED | REFERENCE | HYBRID | STATE | {"full_attention", "sliding_attention", "chunked_attention", "mlp", "moe"}
-)
-"""Chunked attention is full attention here, because the context is no longer than a chunk."""
 _WITHOUT_CACHE = STATE | {"mlp", "moe"}
+_PLAIN = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+"""Chunked attention is full attention here, because the context is no longer than a chunk."""
+SUPPORTED = _PLAIN | INDEXED | REFERENCE | HYBRID | _WITHOUT_CACHE
 
 
 def layer_types(text_config: PreTrainedConfig) -> list[str]:

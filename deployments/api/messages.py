@@ -60,7 +60,7 @@ class ChatMessage(WireModel):
 
 
 def thought_form(thought: object) -> Message:
-    """Returns the thoughts of an assistant's message under the names that chat templates read."""
+    """Returns the thoughts of an assistant's message under the names that clients and chat templates know."""
     return {"reasoning_content": thought, "reasoning": thought} if isinstance(thought, str) and thought else {}
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from raylens.deployments.api import chat
+from raylens.deployments.api.messages import thought_form
 from raylens.deployments.api.tools import ToolCall
 from raylens.deployments.endpoint.accounting import RequestAccount
 from raylens.deployments.endpoint.answer import ChunkedAnswer
@@ -72,12 +73,7 @@ class ChatAnswer(ChunkedAnswer[chat.ChatCompletionChunk]):
         thought = choice.thought if self._has_thoughts else None
         return chat.Choice(
             index=index,
-            message=chat.AssistantMessage(
-                content=content,
-                reasoning=thought or None,
-                reasoning_content=thought or None,
-                tool_calls=choice.calls or None,
-            ),
+            message=chat.AssistantMessage(content=content, tool_calls=choice.calls or None, **thought_form(thought)),
             logprobs=chat.ChoiceLogprobs(content=choice.logprobs) if self._has_logprobs else None,
             finish_reason=choice.finish_reason(self._account.finish_reason(index)),
             token_ids=choice.token_ids if self._has_token_ids else None,
@@ -103,12 +99,7 @@ class ChatAnswer(ChunkedAnswer[chat.ChatCompletionChunk]):
                 chat.ToolCallDelta(index=number, **call.model_dump()) for number, call in enumerate(calls, num_calls)
             ]
             content = text if text or not (calls or thought) else None
-            delta = chat.Delta(
-                content=content,
-                reasoning=thought or None,
-                reasoning_content=thought or None,
-                tool_calls=deltas or None,
-            )
+            delta = chat.Delta(content=content, tool_calls=deltas or None, **thought_form(thought))
             told = chat.ChunkChoice(index=index, delta=delta, token_ids=token_ids, logprobs=logprobs)
             yield self._chunk([told], usage=usage)
         if piece.finish_reason is not None:
