@@ -1,14 +1,17 @@
 """The settings of one application, the `args` in `serve.yaml`: every field typed and with its unit."""
 
+from collections.abc import Iterable
 from hashlib import sha256
 from typing import Annotated, Any, Literal, Self, TypeAlias
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from raylens.llm.config import NO_ASYNC_WITH_RANKS, NO_INT8_ON_GPU, DtypeName, EngineSettings
+from raylens.preprocess import thought_formats as thoughts
 from raylens.preprocess.media import DEFAULT_VIDEO_FRAMES, MediaLimits
 from raylens.preprocess.media_fetch import FetchPolicy
+from raylens.preprocess.tool_calls import formats as tool_calls
 
 
 class Settings(BaseModel):
@@ -129,6 +132,29 @@ class PreprocessConfig(ScaledConfig):
     video_frames: int = Field(DEFAULT_VIDEO_FRAMES, ge=1, description="most frames of a video by default")
 
 
+def _one_of(names: Iterable[str]) -> AfterValidator:
+    known = [*names]
+
+    def check(name: str) -> str:
+        if name not in known:
+            raise ValueError(f"must be one of {', '.join(known)}, got {name[:100]!r}")
+        return name
+
+    return AfterValidator(check)
+
+
+_ToolCallFormat = Annotated[str, _one_of(form.name for form in tool_calls.FORMATS)]
+_ThoughtFormat = Annotated[str, _one_of(thoughts.FORMATS)]
+
+
+class ChatConfig(Settings):
+    """How conversations become prompts, and how thoughts and tool calls are found in answers."""
+
+    template: str | None = Field(None, description="file of a Jinja chat template; null: the model's")
+    tool_call_parser: _ToolCallFormat | None = Field(None, description="format of tool calls; null: the template's")
+    reasoning_parser: _ThoughtFormat | None = Field(None, description="tags of thoughts; null: the template's")
+
+
 class VisionPartConfig(Settings):
     """One part of the vision half: the tower or the projector."""
 
@@ -240,6 +266,7 @@ class ModelConfig(Settings):
     num_threads: int | None = Field(None, ge=1, description="of CPU kernels per process; null: all cores, up to 16")
     step_timeout_s: float = Field(120.0, gt=0, description="longest batch of Encode or step of Generate, in seconds")
     vision_plugin: VisionPluginConfig = VisionPluginConfig()
+    chat: ChatConfig = ChatConfig()
     preprocess: PreprocessConfig = PreprocessConfig()
     encode: EncodeConfig = EncodeConfig()
     generate: GenerateConfig = GenerateConfig()

@@ -1,8 +1,10 @@
 """The model's chat template: renders conversations as text, and shows the forms of tool calls and of thoughts."""
 
+import json
 import logging
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -12,6 +14,7 @@ from transformers.utils.chat_template_utils import (
     mark_control_tokens,
 )
 
+from raylens.preprocess import thought_formats
 from raylens.preprocess.message_contents import MessageContents, Placeholder, probe_contents
 from raylens.preprocess.models.family import HFProcessor
 from raylens.preprocess.schema import (
@@ -19,11 +22,12 @@ from raylens.preprocess.schema import (
     ChatTemplateError,
     InvalidRequestError,
     Message,
-    ThoughtFormat,
-    ToolCallFormat,
 )
 from raylens.preprocess.template_bounds import bound_templates
+from raylens.preprocess.thought_formats import find_thought_format
 from raylens.preprocess.time_limit import TimeLimit, TimeLimitError
+from raylens.preprocess.tool_calls.detection import detect_format
+from raylens.preprocess.tool_calls.formats import ToolCallFormat
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -38,6 +42,20 @@ MAX_SECONDS = 5.0
 """The CPU time for one prompt. An ordinary template renders ten thousand messages in less than a tenth of this."""
 
 
+@dataclass(frozen=True, slots=True)
+class ChatFormats:
+    """What replaces the checkpoint's own; None: nothing does.
+
+    `template`: of Jinja. `tool_call_parser`, `reasoning_parser`: name the formats of tool calls and of thoughts."""
+
+    template: str | None = None
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+
+
+OWN_FORMATS = ChatFormats()
+
+
 class ChatTemplate:
     """The chat template of one model, if the model has one. Clients cannot supply templates."""
 
@@ -48,12 +66,19 @@ class ChatTemplate:
         placeholders: Mapping[str, Placeholder] | None = None,
         *,
         otherwise: str | None = None,
+        formats: ChatFormats = OWN_FORMATS,
     ) -> None:
         """`placeholders`: of each modality of the model. `otherwise`: the template for a model without one."""
         self._processor = processor
-        self._template = processor.chat_template or hf_tokenizer.chat_template or otherwise
-        self.tool_calls = tool_call_format(self._template)
-        self.thoughts = thought_format(self._template)
+        self._template = formats.template or processor.chat_template or hf_tokenizer.chat_template or otherwise
+        self.tool_calls: ToolCallFormat | None = None
+        self._has_text_arguments = False
+        response_template = getattr(hf_tokenizer, "response_template", None)
+        self.thoughts = (
+            find_thought_format(self._template, response_template)
+            if formats.reasoning_parser is None
+            else thought_formats.FORMATS[formats.reasoning_parser]
+        )
         self._time_limit = TimeLimit(MAX_SECONDS)
         bound_templates()
         if isinstance(self._template, str):
@@ -61,6 +86,8 @@ class ChatTemplate:
             self._reserved = _RESERVED_VARIABLES | hf_tokenizer.special_tokens_map.keys()
             self._control_tokens, _ = _get_control_token_patterns(hf_tokenizer._get_control_tokens(self._template))
             self._contents = self._probed_contents(placeholders or {})
+            if "tools" in self._variables:
+                self.tool_calls, self._has_text_arguments = self._detected_calls(hf_tokenizer, formats)
 
     def fill(self, prompt: ChatPrompt) -> str:
         """Returns the conversation as text. Control tokens and placeholders typed by a user are marked in it, so that
@@ -74,7 +101,7 @@ class ChatTemplate:
         variables = self._client_variables(prompt)
         try:
             return self._render(
-                self._contents.formed(_marked(prompt.messages, self._control_tokens)),
+                self._formed(_marked(prompt.messages, self._control_tokens)),
                 tools=_marked(prompt.tools, self._control_tokens) or None,
                 add_generation_prompt=prompt.add_generation_prompt,
                 continue_final_message=prompt.continue_final_message,
@@ -88,6 +115,11 @@ class ChatTemplate:
                 raise
             reason = "the model's chat template cannot end with the text of the last message"
             raise InvalidRequestError(reason, field="continue_final_message") from error
+
+    def _formed(self, messages: list[Message]) -> list[Message]:
+        """Returns the messages with contents and the arguments of calls in the template's form."""
+        formed = self._contents.formed(messages)
+        return [*map(_with_text_arguments, formed)] if self._has_text_arguments else formed
 
     def _render(self, messages: list[Message], **options: Any) -> str:
         options |= {"chat_template": self._template, "tokenize": False}
@@ -109,6 +141,16 @@ class ChatTemplate:
         except ChatTemplateError as error:
             logger.warning("chats will fail: %s", error)
             return MessageContents(placeholders)
+
+    def _detected_calls(self, hf_tokenizer: Any, formats: ChatFormats) -> tuple[ToolCallFormat | None, bool]:
+        def render(messages: list[Message]) -> str:
+            return self._rendered_probe(self._contents.formed(messages))
+
+        try:
+            return detect_format(render, hf_tokenizer, formats.tool_call_parser)
+        except ChatTemplateError as error:
+            logger.warning("tools are refused: %s", error)
+            return None, False
 
     def _rendered_probe(self, messages: list[Message]) -> str:
         try:
@@ -139,25 +181,12 @@ def _marked(value: Any, control_tokens: re.Pattern[str]) -> Any:
     return mark_control_tokens(value, control_tokens)
 
 
-def tool_call_format(template: object) -> ToolCallFormat | None:
-    """Returns the format of tool calls of a chat template's model, or None without tools or with an unknown format.
-
-    The only known format is Hermes', used by Qwen's models and most models built on them. Their templates contain its
-    tags."""
-    is_hermes = isinstance(template, str) and "tools" in template and "<tool_call>" in template
-    return ToolCallFormat("<tool_call>\n", "\n</tool_call>") if is_hermes else None
-
-
-_THOUGHTS = (
-    ThoughtFormat("<think>", "</think>"),
-    ThoughtFormat("[THINK]", "[/THINK]"),
-    ThoughtFormat("◁think▷", "◁/think▷"),
-    ThoughtFormat("<|START_THINKING|>", "<|END_THINKING|>"),
-)
-"""Of Qwen, DeepSeek, GLM and others; of Magistral; of Kimi-VL; of Command A."""
-
-
-def thought_format(template: object) -> ThoughtFormat | None:
-    """Returns the tags around thoughts in the answers of a chat template's model, or None without known ones. Templates
-    contain the end tag: they leave earlier thoughts out, or write them."""
-    return next((one for one in _THOUGHTS if isinstance(template, str) and one.end in template), None)
+def _with_text_arguments(message: Message) -> Message:
+    if "tool_calls" not in message:
+        return message
+    calls = [
+        {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
+        for call in message["tool_calls"]
+        for function in [call["function"]]
+    ]
+    return {**message, "tool_calls": calls}

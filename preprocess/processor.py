@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 from raylens.modeling.context_length import default_context_length
 from raylens.modeling.families import family_of
 from raylens.modeling.model_configs import load_model_config
+from raylens.preprocess.chat_template import OWN_FORMATS, ChatFormats
 from raylens.preprocess.hf_processor import ImageBackend, load_processor
 from raylens.preprocess.interleaved_pixels import keep_pixels_interleaved
 from raylens.preprocess.items import ItemProcessor
@@ -40,6 +41,7 @@ class ProcessorConfig:
     max_model_len: int | None = None
     limits: MediaLimits = field(default_factory=MediaLimits)
     vision_plugin: VisionPluginChoice | None = None
+    chat: ChatFormats = OWN_FORMATS
 
 
 class MultiModalProcessor:
@@ -73,6 +75,7 @@ class MultiModalProcessor:
             PromptTokenizer(prompt_tokenizer, boundaries),
             vocab_size=max(len(prompt_tokenizer), text_config.vocab_size),
             max_model_len=self.max_model_len,
+            formats=config.chat,
         )
         self.identity = self.items.identity(f"{config.model}@{config.revision}")
 

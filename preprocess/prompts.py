@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from raylens.preprocess import schema
-from raylens.preprocess.chat_template import ChatTemplate
+from raylens.preprocess.chat_template import OWN_FORMATS, ChatFormats, ChatTemplate
 from raylens.preprocess.message_contents import Placeholder
 from raylens.preprocess.models.family import HFProcessor, ProcessorFamily
 from raylens.preprocess.prompt_tokenizer import PromptTokenizer, TokenIds
@@ -34,6 +34,7 @@ class PromptRenderer:
         *,
         vocab_size: int,
         max_model_len: int,
+        formats: ChatFormats = OWN_FORMATS,
     ) -> None:
         self._processor = processor
         self._family = family
@@ -51,7 +52,9 @@ class PromptRenderer:
             frame=family.frame(processor),
         )
         self._placeholders = {name: self._placeholder(name, update) for name, update in self._rules.updates.items()}
-        self._template = ChatTemplate(processor, hf_tokenizer, self._placeholders, otherwise=family.chat_template)
+        self._template = ChatTemplate(
+            processor, hf_tokenizer, self._placeholders, otherwise=family.chat_template, formats=formats
+        )
         self.tool_calls = self._template.tool_calls
 
     def render(

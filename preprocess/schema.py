@@ -212,14 +212,6 @@ class ItemInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCallFormat:
-    """A model's format of a tool call: `start`, then a JSON object with `name` and `arguments`, then `end`."""
-
-    start: str
-    end: str
-
-
-@dataclass(frozen=True, slots=True)
 class ThoughtFormat:
     """A model's tags around the thoughts before its answer."""
 

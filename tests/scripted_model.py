@@ -1,6 +1,6 @@
 """A checkpoint whose answers are scripted: each of its words decides the next one, whatever came before."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,17 @@ _HEIGHT = 1000.0
 """The logit of the next word, above those of all others."""
 
 
-def save_scripted_model(folder: Path, next_words: Mapping[str, str], template: str) -> str:
+def save_scripted_model(
+    folder: Path, next_words: Mapping[str, str], template: str, special_words: Collection[str] = ()
+) -> str:
     """`next_words`: by word; each word is one token. An empty next word ends the answer. `template`: the chat template,
-    which has to end a prompt with one of the words."""
+    which has to end a prompt with one of the words. `special_words`: are special tokens."""
     make_checkpoint("llava", folder)
     processor: Any = AutoProcessor.from_pretrained(folder)
     tokenizer = processor.tokenizer
     words = {word for pair in next_words.items() for word in pair if word}
-    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in sorted(words)])
+    for word in sorted(words.union(special_words)):
+        tokenizer.add_tokens([AddedToken(word, normalized=False, special=word in special_words)])
     processor.chat_template = template
     processor.save_pretrained(folder)
     model: Any = whole_class("llava").from_pretrained(folder)

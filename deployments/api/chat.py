@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from raylens.deployments.api.generation import GenerationFields
 from raylens.deployments.api.messages import Messages, TemplateFields
-from raylens.deployments.api.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice, ToolFields
+from raylens.deployments.api.tools import MAX_TOOLS, Tool, ToolChoice, ToolFields
 from raylens.deployments.api.wire import Accepted, NotDone, OrAbsent, StageTimings, Usage
 from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.llm.sampling import bounds
@@ -90,6 +90,23 @@ class ChoiceLogprobs(BaseModel):
     refusal: None = None
 
 
+@dataclass(slots=True)
+class AnswerFunction:
+    """`arguments`: JSON as the model wrote it, which an answer that is cut off leaves open."""
+
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class AnswerCall:
+    """A tool call of the model."""
+
+    id: str
+    function: AnswerFunction
+    type: Literal["function"] = "function"
+
+
 class AssistantMessage(BaseModel):
     """`reasoning`: the thoughts before the answer, under both names that clients know."""
 
@@ -98,7 +115,7 @@ class AssistantMessage(BaseModel):
     reasoning: OrAbsent[str] = None
     reasoning_content: OrAbsent[str] = None
     refusal: None = None
-    tool_calls: OrAbsent[list[ToolCall]] = None
+    tool_calls: OrAbsent[list[AnswerCall]] = None
 
 
 class Choice(BaseModel):
@@ -120,10 +137,20 @@ class ChatCompletion(BaseModel):
     stage_timings: OrAbsent[StageTimings] = None
 
 
-class ToolCallDelta(ToolCall):
-    """A tool call in a chunk. Each call comes whole, in one chunk."""
+class FunctionDelta(BaseModel):
+    """The name comes in a call's first chunk. The arguments are appended."""
+
+    name: OrAbsent[str] = None
+    arguments: str
+
+
+class ToolCallDelta(BaseModel):
+    """The next part of a tool call. Its id and type come in the first."""
 
     index: int
+    id: OrAbsent[str] = None
+    type: OrAbsent[Literal["function"]] = None
+    function: FunctionDelta
 
 
 class Delta(BaseModel):

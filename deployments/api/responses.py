@@ -181,7 +181,7 @@ class OutputCall(BaseModel):
     call_id: str
     name: str
     arguments: str
-    status: Literal["in_progress", "completed"]
+    status: Literal["in_progress", "completed", "incomplete"]
 
 
 OutputItem = OutputReasoning | OutputMessage | OutputCall

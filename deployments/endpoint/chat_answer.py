@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 from raylens.deployments.api import chat
 from raylens.deployments.api.messages import thought_form
-from raylens.deployments.api.tools import ToolCall
 from raylens.deployments.endpoint.accounting import RequestAccount
 from raylens.deployments.endpoint.answer import ChunkedAnswer
 from raylens.deployments.endpoint.tool_calls import AnswerText
 from raylens.deployments.wire.stage_messages import GeneratedText, ScoredToken
-from raylens.preprocess.schema import ToolCallFormat
+from raylens.preprocess.tool_calls.formats import ToolCallFormat
+from raylens.preprocess.tool_calls.reader import CallPart
 
 _MIN_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot express."""
@@ -23,18 +23,21 @@ class _Choice:
     parts: AnswerText
     thought: str = ""
     text: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
+    calls: list[chat.AnswerCall] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[chat.ChatTokenLogprob] = field(default_factory=list)
     has_begun: bool = False
 
-    def add(self, piece: GeneratedText) -> tuple[str, list[ToolCall]]:
-        """Returns the text and the tool calls that the piece makes certain."""
-        text, calls = self.parts.add(piece)
+    def add(self, piece: GeneratedText) -> tuple[str, list[CallPart]]:
+        """Returns the text and the parts of tool calls that the piece makes certain."""
+        text, parts = self.parts.add(piece)
         self.thought += piece.thought
         self.text += text
-        self.calls += calls
-        return text, calls
+        for part in parts:
+            if part.id is not None and part.name is not None:
+                self.calls.append(chat.AnswerCall(part.id, chat.AnswerFunction(part.name)))
+            self.calls[-1].function.arguments += part.arguments
+        return text, parts
 
     def finish_reason(self, reason: str | None) -> str | None:
         return "tool_calls" if self.calls and reason == "stop" else reason
@@ -87,18 +90,15 @@ class ChatAnswer(ChunkedAnswer[chat.ChatCompletionChunk]):
             opening = chat.ChunkChoice(index=index, delta=chat.Delta(role="assistant", content=""))
             yield self._chunk([opening], usage=self._usage(piece, 0), prompt_token_ids=self._prompt_token_ids())
         usage = self._usage(piece, piece.num_output_tokens)
-        num_calls = len(choice.calls)
-        text, calls = choice.add(piece)
+        text, parts = choice.add(piece)
         thought = piece.thought if self._has_thoughts else ""
         token_ids = piece.token_ids if self._has_token_ids else None
         logprobs = (
             chat.ChoiceLogprobs(content=[_logprob(token) for token in piece.logprobs]) if piece.logprobs else None
         )
-        if text or thought or calls or token_ids or logprobs:
-            deltas = [
-                chat.ToolCallDelta(index=number, **call.model_dump()) for number, call in enumerate(calls, num_calls)
-            ]
-            content = text if text or not (calls or thought) else None
+        if text or thought or parts or token_ids or logprobs:
+            content = text if text or not (parts or thought) else None
+            deltas = [*map(_call_delta, parts)]
             delta = chat.Delta(content=content, tool_calls=deltas or None, **thought_form(thought))
             told = chat.ChunkChoice(index=index, delta=delta, token_ids=token_ids, logprobs=logprobs)
             yield self._chunk([told], usage=usage)
@@ -109,6 +109,13 @@ class ChatAnswer(ChunkedAnswer[chat.ChatCompletionChunk]):
 
     def _prompt_token_ids(self) -> list[int] | None:
         return self._account.requests[0].trace.prompt_token_ids if self._has_token_ids else None
+
+
+def _call_delta(part: CallPart) -> chat.ToolCallDelta:
+    function = chat.FunctionDelta(name=part.name, arguments=part.arguments)
+    return chat.ToolCallDelta(
+        index=part.index, id=part.id, type=None if part.id is None else "function", function=function
+    )
 
 
 def token_text(content: bytes) -> str:

@@ -27,14 +27,15 @@ from raylens.deployments.endpoint.errors import ERROR_RESPONSES, error_response
 from raylens.deployments.endpoint.request_cost import cost_of
 from raylens.deployments.endpoint.response_answer import ResponseAnswer
 from raylens.deployments.endpoint.served_models import ModelRoute, ServedModels
-from raylens.deployments.endpoint.tool_calls import forced_call
+from raylens.deployments.endpoint.tool_calls import forced_call, with_marks
 from raylens.deployments.metrics.definitions import IngressMetrics
 from raylens.deployments.pipeline.merged_answers import Answers, MergedAnswers
 from raylens.deployments.server_log import process_name
 from raylens.deployments.stages.stage_calls import MAX_ATTEMPTS, StageUnavailableError
 from raylens.deployments.wire.stage_messages import GeneratedText
 from raylens.llm.sampling.params import SamplingParams
-from raylens.preprocess.schema import InvalidRequestError, Stopwatch, ToolCallFormat
+from raylens.preprocess.schema import InvalidRequestError, Stopwatch
+from raylens.preprocess.tool_calls.formats import ToolCallFormat
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -90,7 +91,8 @@ class GenerationRoutes:
     ) -> Response:
         async with self._generation(body, call, id_prefix) as generation:
             form = generation.model.tool_calls if body.offered.tools else None
-            await generation.enter(body.sampling_params(forced_call(form, body.offered)))
+            params = body.sampling_params(forced_call(form, body.offered))
+            await generation.enter(with_marks(params, form))
             return await generation.respond(lambda: make_answer(body, generation.account, form))
 
     @asynccontextmanager

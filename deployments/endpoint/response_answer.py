@@ -7,13 +7,14 @@ from itertools import count
 from typing import Any, Literal
 
 from raylens.deployments.api import responses
-from raylens.deployments.api.tools import ChosenFunction, ToolCall
+from raylens.deployments.api.tools import ChosenFunction
 from raylens.deployments.api.wire import ErrorResponse
 from raylens.deployments.endpoint.accounting import RequestAccount
 from raylens.deployments.endpoint.answer import sent_event
 from raylens.deployments.endpoint.tool_calls import AnswerText
 from raylens.deployments.wire.stage_messages import GeneratedText
-from raylens.preprocess.schema import ToolCallFormat
+from raylens.preprocess.tool_calls.formats import ToolCallFormat
+from raylens.preprocess.tool_calls.reader import CallPart
 
 _TOLD_AGAIN = {"model", "instructions", "metadata", "temperature", "top_p", "max_output_tokens"}
 """Fields of the request that the answer repeats."""
@@ -57,29 +58,30 @@ class ResponseAnswer:
         events = list(self._close_thoughts(self._status))
         if not self._output:
             events += self._open_message()
-        return "".join(events + list(self._close_message(self._status)))
+        return "".join([*events, *self._close_message(self._status), *self._close_call(self._status)])
 
     def error_event(self, error: ErrorResponse) -> str:
         failed = self._response("failed")
         failed.error = responses.ResponseError(code=error.error.code or "server_error", message=error.error.message)
         return self._event("response.failed", response=failed)
 
-    def _told(self, thought: str, text: str, calls: list[ToolCall]) -> Iterator[str]:
+    def _told(self, thought: str, text: str, parts: list[CallPart]) -> Iterator[str]:
         """Yields the events of the thoughts, of the text behind them and of the calls after it."""
         if thought:
             yield from self._think(thought)
-        if text or calls:
+        if text or parts:
             yield from self._close_thoughts("completed")
         if text:
             if self._message is None:
+                yield from self._close_call("completed")
                 yield from self._open_message()
             message = self._message
             assert message is not None
             message.content[0].text += text
             yield self._event("response.output_text.delta", delta=text, logprobs=[], **self._at(message))
-        for call in calls:
+        for part in parts:
             yield from self._close_message("completed")
-            yield from self._call(call)
+            yield from self._call(part)
 
     @property
     def _message(self) -> responses.OutputMessage | None:
@@ -131,18 +133,32 @@ class ResponseAnswer:
     def _at(self, item: responses.OutputItem) -> dict[str, Any]:
         return {"item_id": item.id, "output_index": len(self._output) - 1, "content_index": 0}
 
-    def _call(self, call: ToolCall) -> Iterator[str]:
-        """Yields the events of a tool call. The call comes whole, as in chat completions."""
-        name, arguments = call.function.name, call.function.arguments
-        item_id, number = call.id.replace("call_", "fc_", 1), len(self._output)
-        begun = responses.OutputCall(id=item_id, call_id=call.id, name=name, arguments="", status="in_progress")
-        yield self._event("response.output_item.added", output_index=number, item=begun)
-        at: dict[str, Any] = {"item_id": item_id, "output_index": number}
-        yield self._event("response.function_call_arguments.delta", delta=arguments, **at)
-        yield self._event("response.function_call_arguments.done", name=name, arguments=arguments, **at)
-        made = responses.OutputCall(id=item_id, call_id=call.id, name=name, arguments=arguments, status="completed")
-        yield self._event("response.output_item.done", output_index=number, item=made)
-        self._output.append(made)
+    def _call(self, part: CallPart) -> Iterator[str]:
+        """Yields the events of the next part of a tool call."""
+        if part.id is not None and part.name is not None:
+            yield from self._close_call("completed")
+            item_id = f"fc_{part.id.removeprefix('call_')}"
+            begun = responses.OutputCall(
+                id=item_id, call_id=part.id, name=part.name, arguments="", status="in_progress"
+            )
+            yield self._event("response.output_item.added", output_index=len(self._output), item=begun)
+            self._output.append(begun.model_copy())
+        call = self._output[-1]
+        assert isinstance(call, responses.OutputCall), "a call's first part opens it"
+        call.arguments += part.arguments
+        if part.arguments:
+            at: dict[str, Any] = {"item_id": call.id, "output_index": len(self._output) - 1}
+            yield self._event("response.function_call_arguments.delta", delta=part.arguments, **at)
+
+    def _close_call(self, status: Literal["completed", "incomplete"]) -> Iterator[str]:
+        call = self._output[-1] if self._output else None
+        if not isinstance(call, responses.OutputCall) or call.status != "in_progress":
+            return
+        number = len(self._output) - 1
+        told = {"name": call.name, "arguments": call.arguments}
+        yield self._event("response.function_call_arguments.done", item_id=call.id, output_index=number, **told)
+        call.status = status
+        yield self._event("response.output_item.done", output_index=number, item=call)
 
     @property
     def _status(self) -> Literal["completed", "incomplete"]:

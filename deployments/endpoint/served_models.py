@@ -17,7 +17,8 @@ from raylens.deployments.pipeline.pipeline_request import PipelineRequest
 from raylens.deployments.stages.stage_calls import StageUnavailableError
 from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.media import MediaLimits
-from raylens.preprocess.schema import InvalidRequestError, ProcessorIdentity, Prompt, ToolCallFormat
+from raylens.preprocess.schema import InvalidRequestError, ProcessorIdentity, Prompt
+from raylens.preprocess.tool_calls.formats import ToolCallFormat
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -94,6 +94,9 @@ _SETTINGS = {
     "dtype": "dtype",
     "vision_plugin": "vision_plugin.name",
     "tensor_parallel_size": "generate.tensor_parallel_size",
+    "chat_template": "chat.template",
+    "tool_call_parser": "chat.tool_call_parser",
+    "reasoning_parser": "chat.reasoning_parser",
 }
 """The setting that each flag of `raylens serve` changes."""
 
@@ -247,6 +250,9 @@ def _add_serve_arguments(serve: argparse.ArgumentParser) -> None:
     add("--dtype", help="auto, float32, bfloat16 or float16 (default: float32 on the CPU, bfloat16 on a GPU)")
     add("--vision-plugin", metavar="NAME", help="vision plug-in for a text model; auto: the one for the model's name")
     add("--tensor-parallel-size", type=int, metavar="N", help="divide the language model among N ranks (default: 1)")
+    add("--chat-template", metavar="FILE", help="Jinja chat template (default: the model's)")
+    add("--tool-call-parser", metavar="NAME", help="format of tool calls (default: found by the chat template)")
+    add("--reasoning-parser", metavar="NAME", help="tags of thoughts (default: found by the chat template)")
     key_help = "key for clients, repeatable; for trials: the list of processes shows it (else see `raylens key`)"
     add("--api-key", action="append", metavar="KEY", help=key_help)
     add("--log-level", choices=server_log.LEVELS, default="info", help="least level on the console (default: info)")

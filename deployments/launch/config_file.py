@@ -60,7 +60,7 @@ def load_config(path: Path | None, flags: Mapping[str, Any]) -> AppConfig:
 
 def _checked(config: ModelT) -> ModelT:
     """Refuses a model that cannot be served. Makes its paths absolute, because replicas start in another folder."""
-    config = _with_folder(config, "generate", "adapters_folder")
+    config = _with_template(_with_folder(config, "generate", "adapters_folder"))
     if config.vision_plugin.name is not None:
         _check_plugin(config.vision_plugin)
         config = _with_folder(config, "vision_plugin", "folder")
@@ -70,6 +70,18 @@ def _checked(config: ModelT) -> ModelT:
         return config
     _check_family(f"--model {folder}", folder / "config.json", has_plugin=config.vision_plugin.name is not None)
     return config.model_copy(update={"model": str(folder.resolve())})
+
+
+def _with_template(config: ModelT) -> ModelT:
+    if config.chat.template is None:
+        return config
+    file = Path(config.chat.template).expanduser().resolve()
+    try:
+        file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError(f"chat.template: {config.chat.template}: {reason}") from error
+    return config.model_copy(update={"chat": config.chat.model_copy(update={"template": str(file)})})
 
 
 class _Lines:

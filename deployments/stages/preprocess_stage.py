@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from raylens.deployments.config import AppConfig
+from raylens.deployments.config import AppConfig, ChatConfig
 from raylens.deployments.metrics.definitions import PreprocessMetrics
 from raylens.deployments.replica_start import Replica, start_replica
 from raylens.deployments.request_context import RequestContext, in_request
@@ -23,6 +24,7 @@ from raylens.deployments.wire.tensor_wire import PackedItem, PackedTensor
 from raylens.preprocess import schema
 
 if TYPE_CHECKING:
+    from raylens.preprocess.chat_template import ChatFormats
     from raylens.preprocess.processor import MultiModalProcessor
     from raylens.preprocess.prompts import PromptRenderer
     from raylens.preprocess.vision_plugins.interface import PluginParams
@@ -151,8 +153,17 @@ def load_model_processor(config: AppConfig) -> "MultiModalProcessor":
             max_model_len=config.max_model_len,
             limits=config.media.limits,
             vision_plugin=plugin_choice(config),
+            chat=_chat_formats(config.chat),
         )
     )
+
+
+def _chat_formats(chat: ChatConfig) -> "ChatFormats":
+    """Returns the settings in the library's form."""
+    from raylens.preprocess.chat_template import ChatFormats
+
+    template = None if chat.template is None else Path(chat.template).read_text()
+    return ChatFormats(template, chat.tool_call_parser, chat.reasoning_parser)
 
 
 def plugin_choice(config: AppConfig) -> "VisionPluginChoice | None":

@@ -37,9 +37,9 @@ class ThoughtSplitter:
         return self._state is _State.ANSWERING
 
     def tag_of(self, token: bytes) -> str:
-        """Returns the tag that a token without text stands for, or nothing. Some models' tags are special tokens, which
-        answers leave out."""
-        return next((tag for tag in (self._form.start, self._form.end) if tag.encode() == token), "")
+        """Returns the text of a token without text that is a tag or a part of one, or nothing. Some models' tags are
+        special tokens, which answers leave out."""
+        return token.decode() if any(token in tag.encode() for tag in (self._form.start, self._form.end)) else ""
 
     def feed(self, text: str) -> tuple[str, str]:
         """Takes the text of the next token. Returns what is certain now: thoughts, and the answer behind them."""

@@ -9,7 +9,8 @@ from typing import Any
 
 from raylens.deployments.ray_internals.references import PackedReference
 from raylens.deployments.request_context import NO_REQUEST, RequestContext
-from raylens.preprocess.schema import ItemInfo, ProcessorIdentity, Prompt, PromptTruncation, StageTime, ToolCallFormat
+from raylens.preprocess.schema import ItemInfo, ProcessorIdentity, Prompt, PromptTruncation, StageTime
+from raylens.preprocess.tool_calls.formats import ToolCallFormat
 
 DECODE = "decode"
 """The stage time from the first to the last token. It is a span, but not part of the waterfall."""

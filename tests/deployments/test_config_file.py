@@ -38,6 +38,11 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path, shapes: str) -> N
             "applications: [{args: {media: {limits: {max_items: [1]}}}}]",
             r"line 1: media\.limits\.max_items: Input should be",
         ),
+        (
+            "applications:\n- args:\n    chat:\n      tool_call_parser: x",
+            r"line 4: chat\.tool_call_parser: .*must be one of hermes, .*, got 'x'",
+        ),
+        ("applications: [{args: {chat: {template: /no/such}}}]", r"chat\.template: /no/such: No such file"),
         ("applications: []", "not a Serve config file"),
         ("just text", "not a Serve config file"),
         ("a: [1,\n  b: }", r"serve\.yaml, line 2, column 6: "),

@@ -1,4 +1,5 @@
-"""Thoughts before the answer, over HTTP, by a model whose words are scripted and whose template opens the thoughts."""
+"""Thoughts before the answer, over HTTP, by a model whose words are scripted and whose template opens the thoughts. The
+marks of its tool calls are special tokens."""
 
 import json
 from typing import Any
@@ -10,18 +11,24 @@ from openai import OpenAI
 from raylens.deployments.config import AppConfig
 from tests.scripted_model import save_scripted_model
 
-# What a template of Qwen's does with thoughts, as far as it matters here.
+# What a template of Qwen's does with thoughts, and one of FunctionGemma's with calls, as far as it matters here.
 TEMPLATE = (
     "{%- for m in messages -%}{{- m.role ~ ':' -}}"
     "{%- if m.reasoning_content is string -%}{{- '(' ~ m.reasoning_content ~ ')' -}}{%- endif -%}"
     "{%- if m.content is string -%}{{- m.content -}}{%- else -%}"
     "{%- for part in m.content -%}{{- '<image>' if part.type == 'image' else part.text -}}{%- endfor -%}{%- endif -%}"
+    "{%- for call in m.tool_calls or [] -%}<start_function_call>{{- 'call:' ~ call.function.name ~ '{' -}}"
+    "{%- for key, value in call.function.arguments | dictsort -%}"
+    "{{- key ~ ':' ~ ('<escape>' ~ value ~ '<escape>' if value is string else value) -}}{{- ',' if not loop.last -}}"
+    "{%- endfor -%}{{- '}' -}}<end_function_call>{%- endfor -%}"
     "{{- '\\n' -}}{%- endfor -%}{%- for tool in tools or [] -%}{{- tool | tojson -}}{%- endfor -%}"
-    "{#- <tool_call> </think> -#}"
+    "{#- </think> -#}"
     "{%- if enable_thinking is defined and enable_thinking is false -%}{{- '<think></think>' -}}"
+    "{%- elif calls -%}{{- '<call>' -}}"
     "{%- elif reasoning_effort == 'high' -%}{{- '<go>' -}}{%- else -%}{{- '<think>' -}}{%- endif -%}"
 )
-CALL_IN_THOUGHTS = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call> would be a call.'
+SPECIAL_WORDS = ("<start_function_call>", "<end_function_call>", "<escape>")
+CALL_IN_THOUGHTS = "<start_function_call>call:weather{city:<escape>Rome<escape>}<end_function_call> would be a call."
 NEXT_WORDS = {
     "<go>": "<think>",
     "<think>": "\nI see",
@@ -33,6 +40,11 @@ NEXT_WORDS = {
     "\n\n": "A cat",
     "A cat": ".",
     ".": "",
+    "<call>": "I look.",
+    "I look.": "<start_function_call>",
+    "<start_function_call>": "call:weather{}",
+    "call:weather{}": "<end_function_call>",
+    "<end_function_call>": "",
 }
 THOUGHTS = f"I see a cat. {CALL_IN_THOUGHTS}"
 NUM_THOUGHT_TOKENS = 5
@@ -54,7 +66,7 @@ HELLO: Any = [{"role": "user", "content": "What is it?"}]
 @pytest.fixture(scope="module")
 def app_config(tmp_path_factory: pytest.TempPathFactory) -> AppConfig:
     folder = tmp_path_factory.mktemp("thinking")
-    save_scripted_model(folder, NEXT_WORDS, TEMPLATE)
+    save_scripted_model(folder, NEXT_WORDS, TEMPLATE, SPECIAL_WORDS)
     settings = {"model": str(folder), "served_model_name": "thinker", "encode": {"placement": "inline"}}
     return AppConfig.model_validate({**settings, "dtype": "float32"})
 
@@ -121,6 +133,16 @@ def test_a_forced_call_comes_behind_the_thoughts_and_a_quoted_one_is_none(client
     assert (choice.message.reasoning_content, choice.finish_reason) == (THOUGHTS, "tool_calls")
     free = ask(client, tools=[WEATHER]).choices[0].message
     assert (free.tool_calls, free.content) == (None, "A cat.")
+
+
+def test_calls_between_special_tokens_are_found(client: OpenAI) -> None:
+    options: Any = {"tools": [WEATHER], "extra_body": {"chat_template_kwargs": {"calls": True}}}
+    (choice,) = ask(client, **options).choices
+    (call,) = choice.message.tool_calls
+    assert (choice.message.content, choice.finish_reason) == ("I look.", "tool_calls")
+    assert (call.function.name, call.function.arguments) == ("weather", "{}")
+    without = ask(client, extra_body=options["extra_body"]).choices[0].message
+    assert (without.content, without.tool_calls) == ("I look.call:weather{}", None)
 
 
 def test_earlier_thoughts_reach_the_template(client: OpenAI) -> None:
