@@ -8,7 +8,16 @@ from pydantic import BaseModel, Field, model_validator
 
 from raylens.deployments.api.generation import GenerationFields
 from raylens.deployments.api.messages import Messages, TemplateFields
-from raylens.deployments.api.tools import MAX_TOOLS, Tool, ToolChoice, ToolFields
+from raylens.deployments.api.tools import (
+    MAX_TOOLS,
+    AnyTool,
+    CallableTool,
+    HostedTool,
+    Selection,
+    ToolChoice,
+    ToolFields,
+    ToolMode,
+)
 from raylens.deployments.api.wire import Accepted, NotDone, OrAbsent, StageTimings, Usage
 from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.llm.sampling import bounds
@@ -23,7 +32,7 @@ class ChatCompletionRequest(GenerationFields, TemplateFields, ToolFields):
     max_completion_tokens: int | None = Field(None, ge=1, description="goes before max_tokens")
     logprobs: bool | None = None
     top_logprobs: Annotated[int, bounds.NUM_LOGPROBS] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     modalities: list[Literal["text"]] | None = None
     reasoning_effort: str | None = Field(
@@ -49,15 +58,17 @@ class ChatCompletionRequest(GenerationFields, TemplateFields, ToolFields):
             raise ValueError("top_logprobs may be set only where logprobs is true")
         return self
 
-    def tools_and_choice(self) -> tuple[list[Tool], ToolChoice | None]:
-        return self.tools or [], self.tool_choice
+    def tools_and_choice(self) -> tuple[list[CallableTool], ToolMode | Selection]:
+        tools: list[CallableTool] = [tool for tool in self.tools or () if not isinstance(tool, HostedTool)]
+        choice = self.tool_choice or "auto"
+        return tools, choice if isinstance(choice, str) else choice.choice
 
     @property
     def field_names(self) -> Mapping[str, str]:
         names = {**super().field_names, "logprobs": "top_logprobs"}
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
-        return {**names, "grammar": "tools"} if self.offered.forced else names
+        return {**names, "grammar": "tools"} if self.offered.is_forced else names
 
     def prompts_and_media(self) -> list[tuple[Prompt, list[MediaSource]]]:
         return [self.chat_and_media(self.messages, self.offered.tools, self.reasoning_effort)]
@@ -99,12 +110,29 @@ class AnswerFunction:
 
 
 @dataclass(slots=True)
+class AnswerInput:
+    """`input`: the text for a custom tool."""
+
+    name: str
+    input: str = ""
+
+
+@dataclass(slots=True)
 class AnswerCall:
-    """A tool call of the model."""
+    """A call of a function."""
 
     id: str
     function: AnswerFunction
     type: Literal["function"] = "function"
+
+
+@dataclass(slots=True)
+class AnswerCustomCall:
+    """A call of a custom tool."""
+
+    id: str
+    custom: AnswerInput
+    type: Literal["custom"] = "custom"
 
 
 class AssistantMessage(BaseModel):
@@ -115,7 +143,7 @@ class AssistantMessage(BaseModel):
     reasoning: OrAbsent[str] = None
     reasoning_content: OrAbsent[str] = None
     refusal: None = None
-    tool_calls: OrAbsent[list[AnswerCall]] = None
+    tool_calls: OrAbsent[list[AnswerCall | AnswerCustomCall]] = None
 
 
 class Choice(BaseModel):
@@ -144,13 +172,21 @@ class FunctionDelta(BaseModel):
     arguments: str
 
 
+class InputDelta(BaseModel):
+    """The name comes in a call's first chunk. The input is appended."""
+
+    name: OrAbsent[str] = None
+    input: str
+
+
 class ToolCallDelta(BaseModel):
     """The next part of a tool call. Its id and type come in the first."""
 
     index: int
     id: OrAbsent[str] = None
-    type: OrAbsent[Literal["function"]] = None
-    function: FunctionDelta
+    type: OrAbsent[Literal["function", "custom"]] = None
+    function: OrAbsent[FunctionDelta] = None
+    custom: OrAbsent[InputDelta] = None
 
 
 class Delta(BaseModel):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from raylens.deployments.api.content import Content, ContentPart, MediaPart, template_content
-from raylens.deployments.api.tools import MAX_TOOLS, Tool, ToolCall
+from raylens.deployments.api.tools import MAX_TOOLS, AnyToolCall, CallableTool
 from raylens.deployments.api.wire import Accepted, Name, NotDone, OptionName, WireModel, at_most
 from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.preprocess.schema import ChatPrompt, InvalidRequestError, Message
@@ -20,7 +20,7 @@ class ChatMessage(WireModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Parts | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_calls: Annotated[list[AnyToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_call_id: Name | None = None
     name: Name | None = None
     refusal: str | None = Field(None, description="what an assistant message says that has no content")
@@ -82,7 +82,7 @@ class TemplateFields(WireModel):
             raise ValueError("continue_final_message and add_generation_prompt cannot both be true")
         return self
 
-    def chat_prompt(self, messages: list[Message], tools: Sequence[Tool], effort: object = None) -> ChatPrompt:
+    def chat_prompt(self, messages: list[Message], tools: Sequence[CallableTool], effort: object = None) -> ChatPrompt:
         """`effort`: how much the model shall think, if its template reads that."""
         begins = not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
         return ChatPrompt(
@@ -94,7 +94,7 @@ class TemplateFields(WireModel):
         )
 
     def chat_and_media(
-        self, messages: Messages, tools: Sequence[Tool] = (), effort: object = None
+        self, messages: Messages, tools: Sequence[CallableTool] = (), effort: object = None
     ) -> tuple[ChatPrompt, list[MediaSource]]:
         """Returns the pipeline's prompt and its media. Raises InvalidRequestError."""
         prompt = self.chat_prompt([message.template_form() for message in messages], tools, effort)

@@ -7,7 +7,20 @@ from pydantic import Discriminator, Field, Tag
 
 from raylens.deployments.api.content import Content, InputContent, template_content
 from raylens.deployments.api.messages import thought_form
-from raylens.deployments.api.tools import FunctionCall, FunctionDefinition, FunctionName, JsonObject, Tool, ToolCall
+from raylens.deployments.api.tools import (
+    CustomCall,
+    CustomDefinition,
+    CustomTool,
+    CustomToolCall,
+    FunctionCall,
+    FunctionDefinition,
+    FunctionName,
+    HostedTool,
+    JsonObject,
+    Tool,
+    ToolCall,
+    kind_of_tool,
+)
 from raylens.deployments.api.wire import Accepted, Name, NotDone, WireModel
 from raylens.preprocess.schema import Message
 
@@ -50,6 +63,24 @@ class FunctionOutput(InputItem):
     namespace: Accepted = None
 
 
+class CustomCalled(InputItem):
+    """A call of a custom tool that an earlier answer made."""
+
+    type: Literal["custom_tool_call"]
+    call_id: Name
+    name: FunctionName
+    input: str
+    namespace: NotDone = None
+
+
+class CustomOutput(InputItem):
+    """The result of a call of a custom tool."""
+
+    type: Literal["custom_tool_call_output"]
+    call_id: Name
+    output: InputContent
+
+
 class ReasoningItem(InputItem):
     """The thoughts before the message or tool call that follows. Encrypted ones are of another server and ignored."""
 
@@ -65,7 +96,7 @@ class ReasoningItem(InputItem):
         return "".join(text for text in texts if isinstance(text, str))
 
 
-AnyItem = InputMessage | CalledFunction | FunctionOutput | ReasoningItem
+AnyItem = InputMessage | CalledFunction | FunctionOutput | CustomCalled | CustomOutput | ReasoningItem
 
 
 def _kind(value: object) -> str | None:
@@ -78,6 +109,8 @@ Item = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[CalledFunction, Tag("function_call")]
     | Annotated[FunctionOutput, Tag("function_call_output")]
+    | Annotated[CustomCalled, Tag("custom_tool_call")]
+    | Annotated[CustomOutput, Tag("custom_tool_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(_kind),
 ]
@@ -95,14 +128,13 @@ def as_messages(items: Sequence[AnyItem]) -> list[Message]:
                 messages[-1]["content"] = content
             else:
                 messages.append({"role": role, "content": content})
-        elif isinstance(item, FunctionOutput):
+        elif isinstance(item, FunctionOutput | CustomOutput):
             output = template_content(item.output)
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
-        elif isinstance(item, CalledFunction):
+        elif isinstance(item, CalledFunction | CustomCalled):
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant"})
-            call = ToolCall(id=item.call_id, function=FunctionCall(name=item.name, arguments=item.arguments))
-            messages[-1].setdefault("tool_calls", []).append(call.template_form())
+            messages[-1].setdefault("tool_calls", []).append(_call(item).template_form())
         elif thought := thought_form(item.text):
             messages.append({"role": "assistant", **thought})
     for message in messages:
@@ -111,11 +143,17 @@ def as_messages(items: Sequence[AnyItem]) -> list[Message]:
     return messages
 
 
+def _call(item: CalledFunction | CustomCalled) -> ToolCall | CustomToolCall:
+    if isinstance(item, CustomCalled):
+        return CustomToolCall(id=item.call_id, type="custom", custom=CustomCall(name=item.name, input=item.input))
+    return ToolCall(id=item.call_id, function=FunctionCall(name=item.name, arguments=item.arguments))
+
+
 def as_turn(item: AnyItem) -> tuple[str, Content]:
     """Returns the role and the content of the item."""
     if isinstance(item, InputMessage):
         return item.role, item.content
-    return ("tool", item.output) if isinstance(item, FunctionOutput) else ("assistant", "")
+    return ("tool", item.output) if isinstance(item, FunctionOutput | CustomOutput) else ("assistant", "")
 
 
 class FunctionTool(FunctionDefinition):
@@ -129,3 +167,22 @@ class FunctionTool(FunctionDefinition):
     def as_tool(self) -> Tool:
         function = FunctionDefinition(name=self.name, description=self.description, parameters=self.parameters)
         return Tool(type="function", function=function)
+
+
+class CustomToolItem(CustomDefinition):
+    """A custom tool in the Responses API."""
+
+    type: Literal["custom"]
+    defer_loading: NotDone = None
+
+    def as_tool(self) -> CustomTool:
+        custom = CustomDefinition(name=self.name, description=self.description, format=self.format)
+        return CustomTool(type="custom", custom=custom)
+
+
+AnyToolItem = Annotated[
+    Annotated[FunctionTool, Tag("Function")]
+    | Annotated[CustomToolItem, Tag("Custom")]
+    | Annotated[HostedTool, Tag("Hosted")],
+    Discriminator(kind_of_tool),
+]

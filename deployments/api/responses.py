@@ -3,12 +3,22 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, model_validator
 
 from raylens.deployments.api.generation import AnyGenerationFields, StreamOptions
 from raylens.deployments.api.messages import TemplateFields, media_of_turns
-from raylens.deployments.api.response_items import FunctionTool, InputMessage, Item, ReasoningItem, as_messages, as_turn
-from raylens.deployments.api.tools import MAX_TOOLS, ChosenFunction, Tool, ToolChoice, ToolFields
+from raylens.deployments.api.response_items import AnyToolItem, InputMessage, Item, ReasoningItem, as_messages, as_turn
+from raylens.deployments.api.tools import (
+    MAX_TOOLS,
+    CallableTool,
+    FunctionName,
+    HostedChoice,
+    HostedTool,
+    Selection,
+    ToolFields,
+    ToolMode,
+    kind_of_tool,
+)
 from raylens.deployments.api.wire import Accepted, Metadata, NotDone, OrAbsent, StageTimings, WireModel
 from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.llm.sampling.params import SamplingParams
@@ -49,6 +59,50 @@ Included = Literal[
 """Values of `include` that this server's answers never contain. `message.output_text.logprobs` is not implemented."""
 
 
+class ChosenItem(WireModel):
+    """One tool, by its name."""
+
+    type: Literal["function", "custom"]
+    name: FunctionName
+
+    @property
+    def choice(self) -> Selection:
+        return Selection(frozenset({self.name}), is_forced=True)
+
+
+class AllowedItems(WireModel):
+    """The prompt has all tools, but the answer may call only these."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[
+        list[
+            Annotated[
+                Annotated[ChosenItem, Tag("Function")]
+                | Annotated[ChosenItem, Tag("Custom")]
+                | Annotated[HostedTool, Tag("Hosted")],
+                Discriminator(kind_of_tool),
+            ]
+        ],
+        Field(max_length=MAX_TOOLS, fail_fast=True),
+    ]
+
+    @property
+    def choice(self) -> Selection:
+        names = frozenset(one.name for one in self.tools if isinstance(one, ChosenItem))
+        return Selection(names, is_forced=self.mode == "required")
+
+
+ItemChoice = Annotated[
+    Annotated[ToolMode, Tag("Mode")]
+    | Annotated[ChosenItem, Tag("Function")]
+    | Annotated[ChosenItem, Tag("Custom")]
+    | Annotated[AllowedItems, Tag("Allowed")]
+    | Annotated[HostedChoice, Tag("Hosted")],
+    Discriminator(kind_of_tool),
+]
+
+
 class ResponsesRequest(AnyGenerationFields, TemplateFields, ToolFields):
     """A request. The server keeps nothing, so the client sends the whole conversation each time."""
 
@@ -59,8 +113,8 @@ class ResponsesRequest(AnyGenerationFields, TemplateFields, ToolFields):
     truncation: Literal["auto", "disabled"] | None = Field(
         None, description="auto: cut a prompt that is too long from the left, images whole"
     )
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
+    tools: Annotated[list[AnyToolItem], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ItemChoice | None = None
     stream_options: StreamOptions | None = None
     metadata: Metadata | None = None
 
@@ -96,14 +150,16 @@ class ResponsesRequest(AnyGenerationFields, TemplateFields, ToolFields):
             self.truncate_prompt_tokens = -1
         return self
 
-    def tools_and_choice(self) -> tuple[list[Tool], ToolChoice | ChosenFunction | None]:
-        return [tool.as_tool() for tool in self.tools or ()], self.tool_choice
+    def tools_and_choice(self) -> tuple[list[CallableTool], ToolMode | Selection]:
+        tools = [tool.as_tool() for tool in self.tools or () if not isinstance(tool, HostedTool)]
+        choice = self.tool_choice or "auto"
+        return tools, choice if isinstance(choice, str) else choice.choice
 
     @property
     def field_names(self) -> Mapping[str, str]:
         names = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
         names |= {"json_schema": "text.format.schema", "json_object": "text.format"}
-        return {**names, "grammar": "tools"} if self.offered.forced else names
+        return {**names, "grammar": "tools"} if self.offered.is_forced else names
 
     def prompts_and_media(self) -> list[tuple[Prompt, list[MediaSource]]]:
         opening = [] if self.instructions is None else [InputMessage(role="system", content=self.instructions)]
@@ -184,7 +240,18 @@ class OutputCall(BaseModel):
     status: Literal["in_progress", "completed", "incomplete"]
 
 
-OutputItem = OutputReasoning | OutputMessage | OutputCall
+class OutputCustomCall(BaseModel):
+    """A call of a custom tool."""
+
+    id: str
+    type: Literal["custom_tool_call"] = "custom_tool_call"
+    call_id: str
+    name: str
+    input: str
+    status: Literal["in_progress", "completed", "incomplete"]
+
+
+OutputItem = OutputReasoning | OutputMessage | OutputCall | OutputCustomCall
 
 
 class ResponseObject(BaseModel):
@@ -205,7 +272,7 @@ class ResponseObject(BaseModel):
     top_p: float | None = None
     max_output_tokens: int | None = None
     parallel_tool_calls: bool = True
-    tool_choice: Literal["none", "auto", "required"] | dict[str, str] = "auto"
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] = "auto"
     tools: list[dict[str, Any]] = []
     store: Literal[False] = False
     stage_timings: OrAbsent[StageTimings] = None
@@ -226,4 +293,5 @@ class ResponseEvent(BaseModel):
     text: OrAbsent[str] = None
     name: OrAbsent[str] = None
     arguments: OrAbsent[str] = None
+    input: OrAbsent[str] = None
     logprobs: OrAbsent[list[Any]] = None

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, Discriminator, Field, PrivateAttr, Tag, model_validator
 from pydantic_core import from_json
 
-from raylens.deployments.api.wire import Accepted, Name, WireModel
+from raylens.deployments.api.wire import Accepted, LeftOut, Name, WireModel
 
 MAX_TOOLS = 128
 _MAX_DEPTH = 64
@@ -64,6 +64,71 @@ class Tool(WireModel):
         return {"type": self.type, "function": self.function.model_dump(exclude_none=True)}
 
 
+class CustomDefinition(WireModel):
+    """A function whose only argument is a text. `format`: the model is told of it, but the text need not follow it."""
+
+    name: FunctionName
+    description: str | None = None
+    format: Any = None
+
+
+class CustomTool(WireModel):
+    type: Literal["custom"]
+    custom: CustomDefinition
+
+    @property
+    def function(self) -> FunctionDefinition:
+        """The function that stands for the tool in prompts and answers."""
+        told = [] if self.custom.description is None else [self.custom.description]
+        match self.custom.format:
+            case {"definition": str(definition)} | {"grammar": {"definition": str(definition)}}:
+                told.append(f"The input follows this grammar:\n{definition}")
+        return FunctionDefinition(name=self.custom.name, description="\n".join(told) or None, parameters=_TEXT_INPUT)
+
+    def template_form(self) -> dict[str, Any]:
+        return Tool(type="function", function=self.function).template_form()
+
+
+_TEXT_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+CallableTool = Tool | CustomTool
+
+
+class HostedTool(LeftOut):
+    """A tool that its own server runs, such as `web_search`. The model does not hear of it."""
+
+
+def kind_of_tool(value: object) -> str:
+    """Returns the tag of a tool, or of the choice of one. Tags with a capital letter are no part of a field's name."""
+    if isinstance(value, str):
+        return "Mode"
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return {"function": "Function", "custom": "Custom", "allowed_tools": "Allowed"}.get(str(kind), "Hosted")
+
+
+AnyTool = Annotated[
+    Annotated[Tool, Tag("Function")] | Annotated[CustomTool, Tag("Custom")] | Annotated[HostedTool, Tag("Hosted")],
+    Discriminator(kind_of_tool),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """`names`: of the functions that an answer may call; None: any. `is_forced`: it has to call one."""
+
+    names: frozenset[str] | None = None
+    is_forced: bool = False
+
+
+class HostedChoice(HostedTool):
+    @model_validator(mode="after")
+    def _is_refused(self) -> Self:
+        raise ValueError(f"this server runs no tool of type {self.type!r}")
+
+    @property
+    def choice(self) -> Selection:
+        raise NotImplementedError
+
+
 class NamedFunction(WireModel):
     name: FunctionName
 
@@ -72,13 +137,56 @@ class NamedTool(WireModel):
     type: Literal["function"]
     function: NamedFunction
 
+    @property
+    def choice(self) -> Selection:
+        return Selection(frozenset({self.function.name}), is_forced=True)
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+class NamedCustomTool(WireModel):
+    type: Literal["custom"]
+    custom: NamedFunction
+
+    @property
+    def choice(self) -> Selection:
+        return Selection(frozenset({self.custom.name}), is_forced=True)
 
 
-class ChosenFunction(WireModel):  # the Responses API's NamedTool
-    type: Literal["function"]
-    name: FunctionName
+class ChosenTools(WireModel):
+    mode: Literal["auto", "required"]
+    tools: Annotated[
+        list[
+            Annotated[
+                Annotated[NamedTool, Tag("Function")]
+                | Annotated[NamedCustomTool, Tag("Custom")]
+                | Annotated[HostedTool, Tag("Hosted")],
+                Discriminator(kind_of_tool),
+            ]
+        ],
+        Field(max_length=MAX_TOOLS, fail_fast=True),
+    ]
+
+
+class AllowedTools(WireModel):
+    """The prompt has all tools, but the answer may call only these."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: ChosenTools
+
+    @property
+    def choice(self) -> Selection:
+        named = [one.choice.names or () for one in self.allowed_tools.tools if not isinstance(one, HostedTool)]
+        return Selection(frozenset().union(*named), is_forced=self.allowed_tools.mode == "required")
+
+
+ToolMode = Literal["none", "auto", "required"]
+ToolChoice = Annotated[
+    Annotated[ToolMode, Tag("Mode")]
+    | Annotated[NamedTool, Tag("Function")]
+    | Annotated[NamedCustomTool, Tag("Custom")]
+    | Annotated[AllowedTools, Tag("Allowed")]
+    | Annotated[HostedChoice, Tag("Hosted")],
+    Discriminator(kind_of_tool),
+]
 
 
 class FunctionCall(WireModel):
@@ -99,14 +207,42 @@ class ToolCall(WireModel):
         return {"id": self.id, "type": "function", "function": function}
 
 
+class CustomCall(WireModel):
+    name: FunctionName
+    input: str
+
+
+class CustomToolCall(WireModel):
+    id: Name
+    type: Literal["custom"]
+    custom: CustomCall
+
+    def template_form(self) -> dict[str, Any]:
+        """The form for chat templates."""
+        function = {"name": self.custom.name, "arguments": {"input": self.custom.input}}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+AnyToolCall = Annotated[
+    Annotated[ToolCall, Tag("Function")] | Annotated[CustomToolCall, Tag("Custom")],
+    Discriminator(lambda value: "Custom" if kind_of_tool(value) == "Custom" else "Function"),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """`tools`: the tools that the model sees, in the form of chat completions. `forced`: the answer must call one of
-    these; empty: the answer may be text. `is_single`: the answer makes at most one call."""
+    """`tools`: the tools that the model sees, in the form of chat completions. `allowed`: those that an answer may
+    call. `is_forced`: it must call one. `is_single`: the answer makes at most one call."""
 
-    tools: list[Tool]
-    forced: list[Tool]
+    tools: list[CallableTool]
+    allowed: list[CallableTool]
+    is_forced: bool
     is_single: bool
+
+    @property
+    def custom(self) -> frozenset[str]:
+        """The names of the tools that take a text."""
+        return frozenset(tool.function.name for tool in self.tools if isinstance(tool, CustomTool))
 
 
 class ToolFields(WireModel):
@@ -119,23 +255,22 @@ class ToolFields(WireModel):
     def offered(self) -> OfferedTools:
         return self._offered
 
-    def tools_and_choice(self) -> tuple[list[Tool], ToolChoice | ChosenFunction | None]:
+    def tools_and_choice(self) -> tuple[list[CallableTool], ToolMode | Selection]:
         """Reads the tools and the choice among them from this API's own fields."""
         raise NotImplementedError
 
     @model_validator(mode="after")
     def _chooses_among_tools(self) -> Self:
-        tools, choice = self.tools_and_choice()
+        tools, chosen = self.tools_and_choice()
         names = [tool.function.name for tool in tools]
-        chosen = choice.function if isinstance(choice, NamedTool) else choice
-        name = None if chosen is None or isinstance(chosen, str) else chosen.name
+        choice = chosen if isinstance(chosen, Selection) else Selection(is_forced=chosen == "required")
         if len(set(names)) < len(names):
             raise ValueError("tools: two functions have the same name")
-        if (choice == "required" or name is not None) and not names:
+        if (choice.is_forced or choice.names) and not names:
             raise ValueError("tool_choice: there are no tools to choose from")
-        if name is not None and name not in names:
+        if choice.names is not None and not choice.names <= {*names}:
             raise ValueError("tool_choice names a function that is not among the tools")
-        offered = [] if choice == "none" else tools
-        forced = offered if choice == "required" else [tool for tool in offered if tool.function.name == name]
-        self._offered = OfferedTools(offered, forced, is_single=self.parallel_tool_calls is False)
+        offered = [] if chosen == "none" else tools
+        allowed = [tool for tool in offered if choice.names is None or tool.function.name in choice.names]
+        self._offered = OfferedTools(offered, allowed, choice.is_forced, is_single=self.parallel_tool_calls is False)
         return self

@@ -41,6 +41,12 @@ class WireModel(BaseModel):
         return {name: value for name, value in data.items() if value is not None or name not in not_nullable}
 
 
+class LeftOut(WireModel):
+    """An object that the server takes out of a request as a whole, and names like an unknown field, by its `type`."""
+
+    type: Annotated[str, Field(max_length=_MAX_NAME_CHARS)]
+
+
 class RequestBody(WireModel):
     """The body of a request. Fields that the server does not know are ignored, at any depth."""
 
@@ -71,7 +77,9 @@ _Place: TypeAlias = "tuple[_Place | None, str | int]"
 def _take_unknown(value: object, place: "_Place | None", found: list[_Place]) -> None:
     """Removes the unknown fields of `value` and appends their places to `found`. A body may have tens of thousands of
     objects while all other requests wait, so places become text later."""
-    if isinstance(value, WireModel):
+    if isinstance(value, LeftOut):
+        found.append((place, value.type))
+    elif isinstance(value, WireModel):
         if value.__pydantic_extra__:
             found += [(place, name[:_MAX_NAME_CHARS]) for name in value.__pydantic_extra__]
             value.__pydantic_extra__.clear()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from raylens.deployments.api import chat
 from raylens.deployments.api.messages import thought_form
@@ -21,9 +22,10 @@ class _Choice:
     """One answer so far."""
 
     parts: AnswerText
+    custom: frozenset[str]
     thought: str = ""
     text: str = ""
-    calls: list[chat.AnswerCall] = field(default_factory=list)
+    calls: list[chat.AnswerCall | chat.AnswerCustomCall] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[chat.ChatTokenLogprob] = field(default_factory=list)
     has_begun: bool = False
@@ -34,10 +36,27 @@ class _Choice:
         self.thought += piece.thought
         self.text += text
         for part in parts:
-            if part.id is not None and part.name is not None:
-                self.calls.append(chat.AnswerCall(part.id, chat.AnswerFunction(part.name)))
-            self.calls[-1].function.arguments += part.arguments
+            self._add_call(part)
         return text, parts
+
+    def _add_call(self, part: CallPart) -> None:
+        if part.id is not None and part.name in self.custom:
+            self.calls.append(chat.AnswerCustomCall(part.id, chat.AnswerInput(part.name)))
+        elif part.id is not None and part.name is not None:
+            self.calls.append(chat.AnswerCall(part.id, chat.AnswerFunction(part.name)))
+        call = self.calls[-1]
+        if isinstance(call, chat.AnswerCustomCall):
+            call.custom.input += part.arguments
+        else:
+            call.function.arguments += part.arguments
+
+    def delta(self, part: CallPart) -> chat.ToolCallDelta:
+        """Returns a part of one of the `calls` in a chunk's form."""
+        call = self.calls[part.index]
+        head: dict[str, Any] = {"index": part.index, "id": part.id, "type": part.id and call.type}
+        if isinstance(call, chat.AnswerCustomCall):
+            return chat.ToolCallDelta(**head, custom=chat.InputDelta(name=part.name, input=part.arguments))
+        return chat.ToolCallDelta(**head, function=chat.FunctionDelta(name=part.name, arguments=part.arguments))
 
     def finish_reason(self, reason: str | None) -> str | None:
         return "tool_calls" if self.calls and reason == "stop" else reason
@@ -53,7 +72,9 @@ class ChatAnswer(ChunkedAnswer[chat.ChatCompletionChunk]):
         self._has_logprobs = body.logprobs
         self._has_token_ids = body.return_token_ids
         self._has_thoughts = body.include_reasoning is not False
-        self._choices = [_Choice(AnswerText(tool_calls, body.offered)) for _ in range(account.num_answers)]
+        self._choices = [
+            _Choice(AnswerText(tool_calls, body.offered), body.offered.custom) for _ in range(account.num_answers)
+        ]
 
     def add(self, pieces: Sequence[GeneratedText]) -> None:
         for piece in pieces:
@@ -98,7 +119,7 @@ class ChatAnswer(ChunkedAnswer[chat.ChatCompletionChunk]):
         )
         if text or thought or parts or token_ids or logprobs:
             content = text if text or not (parts or thought) else None
-            deltas = [*map(_call_delta, parts)]
+            deltas = [*map(choice.delta, parts)]
             delta = chat.Delta(content=content, tool_calls=deltas or None, **thought_form(thought))
             told = chat.ChunkChoice(index=index, delta=delta, token_ids=token_ids, logprobs=logprobs)
             yield self._chunk([told], usage=usage)
@@ -109,13 +130,6 @@ class ChatAnswer(ChunkedAnswer[chat.ChatCompletionChunk]):
 
     def _prompt_token_ids(self) -> list[int] | None:
         return self._account.requests[0].trace.prompt_token_ids if self._has_token_ids else None
-
-
-def _call_delta(part: CallPart) -> chat.ToolCallDelta:
-    function = chat.FunctionDelta(name=part.name, arguments=part.arguments)
-    return chat.ToolCallDelta(
-        index=part.index, id=part.id, type=None if part.id is None else "function", function=function
-    )
 
 
 def token_text(content: bytes) -> str:

@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any, Literal
 
 from raylens.deployments.api import responses
-from raylens.deployments.api.tools import ChosenFunction
+from raylens.deployments.api.tools import HostedTool
 from raylens.deployments.api.wire import ErrorResponse
 from raylens.deployments.endpoint.accounting import RequestAccount
 from raylens.deployments.endpoint.answer import sent_event
@@ -137,28 +137,40 @@ class ResponseAnswer:
         """Yields the events of the next part of a tool call."""
         if part.id is not None and part.name is not None:
             yield from self._close_call("completed")
-            item_id = f"fc_{part.id.removeprefix('call_')}"
-            begun = responses.OutputCall(
-                id=item_id, call_id=part.id, name=part.name, arguments="", status="in_progress"
-            )
+            begun = self._begun_call(part.id, part.name)
             yield self._event("response.output_item.added", output_index=len(self._output), item=begun)
             self._output.append(begun.model_copy())
         call = self._output[-1]
-        assert isinstance(call, responses.OutputCall), "a call's first part opens it"
-        call.arguments += part.arguments
+        if isinstance(call, responses.OutputCustomCall):
+            call.input += part.arguments
+            kind = "response.custom_tool_call_input.delta"
+        else:
+            assert isinstance(call, responses.OutputCall), "a call's first part opens it"
+            call.arguments += part.arguments
+            kind = "response.function_call_arguments.delta"
         if part.arguments:
-            at: dict[str, Any] = {"item_id": call.id, "output_index": len(self._output) - 1}
-            yield self._event("response.function_call_arguments.delta", delta=part.arguments, **at)
+            yield self._event(kind, item_id=call.id, output_index=len(self._output) - 1, delta=part.arguments)
+
+    def _begun_call(self, call_id: str, name: str) -> responses.OutputCall | responses.OutputCustomCall:
+        own_id = call_id.removeprefix("call_")
+        if name in self._body.offered.custom:
+            return responses.OutputCustomCall(
+                id=f"ctc_{own_id}", call_id=call_id, name=name, input="", status="in_progress"
+            )
+        return responses.OutputCall(id=f"fc_{own_id}", call_id=call_id, name=name, arguments="", status="in_progress")
 
     def _close_call(self, status: Literal["completed", "incomplete"]) -> Iterator[str]:
         call = self._output[-1] if self._output else None
-        if not isinstance(call, responses.OutputCall) or call.status != "in_progress":
+        if not isinstance(call, responses.OutputCall | responses.OutputCustomCall) or call.status != "in_progress":
             return
-        number = len(self._output) - 1
-        told = {"name": call.name, "arguments": call.arguments}
-        yield self._event("response.function_call_arguments.done", item_id=call.id, output_index=number, **told)
+        at: dict[str, Any] = {"item_id": call.id, "output_index": len(self._output) - 1}
+        if isinstance(call, responses.OutputCustomCall):
+            yield self._event("response.custom_tool_call_input.done", input=call.input, **at)
+        else:
+            told = {"name": call.name, "arguments": call.arguments}
+            yield self._event("response.function_call_arguments.done", **told, **at)
         call.status = status
-        yield self._event("response.output_item.done", output_index=number, item=call)
+        yield self._event("response.output_item.done", output_index=at["output_index"], item=call)
 
     @property
     def _status(self) -> Literal["completed", "incomplete"]:
@@ -196,8 +208,12 @@ class ResponseAnswer:
             output=[],
             **body.model_dump(include=_TOLD_AGAIN),
             parallel_tool_calls=body.parallel_tool_calls is not False,
-            tool_choice=choice.model_dump() if isinstance(choice, ChosenFunction) else choice or "auto",
-            tools=[{"strict": None, **tool.model_dump(exclude_none=True)} for tool in body.tools or ()],
+            tool_choice=choice if isinstance(choice, str) else "auto" if choice is None else choice.model_dump(),
+            tools=[
+                ({"strict": None} if tool.type == "function" else {}) | tool.model_dump(exclude_none=True)
+                for tool in body.tools or ()
+                if not isinstance(tool, HostedTool)
+            ],
         )
 
     def _event(self, kind: str, **fields: Any) -> str:

@@ -36,7 +36,7 @@ REASON = missing()
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.skipif(REASON is not None, reason=REASON or ""),
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
 ]
 
 INSTALL = f"""set -e
@@ -63,7 +63,7 @@ class Cluster:
         """Makes the cluster, or brings it up to date, with `served` for serve.yaml; returns what `ray up` says."""
         (self.control.home / "raylens" / "serve.yaml").write_text(yaml.safe_dump(served))
         try:
-            return self.control.run("ray up -y --no-config-cache cluster.yaml", timeout=300)
+            return self.control.run("ray up -y --no-config-cache cluster.yaml", timeout=800)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.logs()}") from error
 
@@ -76,7 +76,7 @@ class Cluster:
     def deploy(self, served: dict[str, Any], *options: str) -> str:
         """Deploys on the head, and returns what `raylens deploy` says."""
         (self.head.home / "raylens" / "serve.yaml").write_text(yaml.safe_dump(served))
-        return self.head.run(f"cd raylens; raylens deploy {' '.join(options)}", timeout=300)
+        return self.head.run(f"cd raylens; raylens deploy {' '.join(options)}", timeout=600)
 
     def is_ready(self) -> bool:
         return all(self.get(door, "/health") == 200 for door in self.doors)

@@ -211,6 +211,54 @@ def test_a_call_and_the_text_beside_it_are_one_message(client: OpenAI) -> None:
     assert {*sizes} == {ask(client, messages=chat, tool_choice="none").usage.prompt_tokens}
 
 
+PATCH: Any = {"type": "custom", "custom": {"name": "patch", "description": "Changes a file."}}
+PATCH_ITEM: Any = {"type": "custom", "name": "patch"}
+
+
+def test_a_custom_tool_gets_a_text(client: OpenAI) -> None:
+    named: Any = {"type": "custom", "custom": {"name": "patch"}}
+    options: Any = {"tools": [WEATHER, PATCH], "tool_choice": named, "parallel_tool_calls": False, "max_tokens": 100}
+    (call,) = ask(client, **options).choices[0].message.tool_calls
+    assert (call.type, call.custom.name) == ("custom", "patch")
+    assert isinstance(call.custom.input, str)
+    deltas = [choice.delta for event in ask(client, stream=True, **options) for choice in event.choices]
+    parts = [part for delta in deltas for part in delta.tool_calls or []]
+    assert (parts[0].type, parts[0].custom["name"]) == ("custom", "patch")
+    assert "".join(part.custom["input"] for part in parts) == call.custom.input
+    history: Any = [
+        user_message("Weather?"),
+        {"role": "assistant", "tool_calls": [call.model_dump()]},
+        {"role": "tool", "tool_call_id": call.id, "content": "done"},
+    ]
+    assert ask(client, messages=history, tools=[PATCH], tool_choice="none").choices[0].message.content
+
+
+def test_a_custom_tool_gets_a_text_in_the_responses_api(client: OpenAI) -> None:
+    options: Any = {"tools": [PATCH_ITEM], "tool_choice": {"type": "custom", "name": "patch"}, "max_output_tokens": 100}
+    events = list(respond(client, parallel_tool_calls=False, stream=True, **options))
+    (call,) = events[-1].response.output
+    assert (call.type, call.name) == ("custom_tool_call", "patch")
+    deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+    (done,) = [event.input for event in events if event.type == "response.custom_tool_call_input.done"]
+    assert "".join(deltas) == done == call.input
+    begun: Any = {"role": "user", "content": "Weather?"}
+    ended: Any = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "done"}
+    called = call.model_dump(exclude_none=True)
+    after = respond(client, input=[begun, called, ended], tools=[PATCH_ITEM], tool_choice="none")
+    assert after.output_text
+
+
+def test_a_tool_that_the_server_does_not_run_is_named_and_left_out(app_url: str) -> None:
+    body = {"model": "shapes", "input": "Hi", "max_output_tokens": 1}
+    sizes = []
+    for tools in ([WEATHER_ITEM], [WEATHER_ITEM, {"type": "web_search"}]):
+        answer = httpx.post(f"{app_url}/v1/responses", json={**body, "tools": tools}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        sizes.append(answer.json()["usage"]["input_tokens"])
+    assert sizes[0] == sizes[1]
+    assert answer.headers["x-raylens-ignored-fields"] == "tools[1].web_search"
+
+
 def test_variables_of_the_template_are_the_clients(client: OpenAI, app_url: str) -> None:
     def prompt_ids(**variables: Any) -> list[int]:
         body = {"messages": [user_message("Hi")], "chat_template_kwargs": variables}
