@@ -132,7 +132,9 @@ class LLMEngine:
             root = states_root(root, source, items)
             for item in items:
                 item.positions = ()
-        max_num_tokens = self.max_model_len if params.max_tokens is None else num_prompt_tokens + params.max_tokens
+        max_num_tokens = self.max_model_len
+        if params.max_tokens is not None:
+            max_num_tokens = min(max_num_tokens, num_prompt_tokens + params.max_tokens)
         first: Sequence | None = None
         for index, state in enumerate(self._sampler_states(prompt, self._with_defaults(params, prompt))):
             sequence = Sequence(

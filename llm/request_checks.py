@@ -9,7 +9,8 @@ from raylens.preprocess.schema import InvalidRequestError, PlaceholderRange
 
 
 def check_room(num_prompt_tokens: int, params: SamplingParams, max_model_len: int) -> None:
-    """Raises InvalidRequestError unless the context holds the prompt and the requested answer."""
+    """Raises InvalidRequestError unless the context holds the prompt and an answer of `min_tokens`. An answer of more
+    than the rest of the context ends there, so `max_tokens` is refused only above the whole context."""
     if not 0 < num_prompt_tokens < max_model_len:
         raise InvalidRequestError(
             f"the prompt has {num_prompt_tokens} tokens, the context of {max_model_len} tokens has to hold it and an"
@@ -17,14 +18,16 @@ def check_room(num_prompt_tokens: int, params: SamplingParams, max_model_len: in
             field="messages",
             code="context_length_exceeded",
         )
-    for field, num_tokens in (("max_tokens", params.max_tokens or 0), ("min_tokens", params.min_tokens or 0)):
-        if num_prompt_tokens + num_tokens > max_model_len:
-            raise InvalidRequestError(
-                f"{num_tokens} and the prompt's {num_prompt_tokens} tokens are more than the context of"
-                f" {max_model_len} tokens",
-                field=field,
-                code="context_length_exceeded",
-            )
+    if (params.max_tokens or 0) > max_model_len:
+        reason = f"{params.max_tokens} tokens are more than the context of {max_model_len} tokens"
+        raise InvalidRequestError(reason, field="max_tokens", code="context_length_exceeded")
+    if num_prompt_tokens + (params.min_tokens or 0) > max_model_len:
+        raise InvalidRequestError(
+            f"{params.min_tokens} and the prompt's {num_prompt_tokens} tokens are more than the context of"
+            f" {max_model_len} tokens",
+            field="min_tokens",
+            code="context_length_exceeded",
+        )
 
 
 def check_spans(layout: PromptLayout, max_span_tokens: int) -> None:

@@ -5,6 +5,8 @@ does not declare its form. With the wrong form it fails, omits the content, or p
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import compress, product
+from operator import not_
 from typing import Any
 
 from raylens.preprocess.schema import Message, parts_of
@@ -16,6 +18,7 @@ _SAID, _UNSEEN = "zqsaid", "zqunseen"
 _TEXT_PART = {"type": "text", "text": _SAID, "unseen": _UNSEEN}
 """A template that reads the part writes its text alone; a template that prints the part writes both."""
 _CALL_ID = "zqcall123"  # Mistral's templates require nine letters and digits
+_ROLES = ("user", "system", "assistant", "tool")
 _USER: Message = {"role": "user", "content": "zquser"}
 _CALLER: Message = {
     "role": "assistant",
@@ -35,30 +38,52 @@ class Placeholder:
 @dataclass(frozen=True, slots=True)
 class MessageContents:
     """`placeholders`: of each modality of the model. `list_roles`: the roles whose content must be a list of parts.
-    `written`: the modalities whose placeholder the template writes. `needs_content`: an assistant's message with tool
-    calls only gets an empty content."""
+    `written`: the roles and modalities whose placeholder the template writes. `needs_content`: an assistant's message
+    with tool calls only gets an empty content."""
 
     placeholders: Mapping[str, Placeholder]
     list_roles: frozenset[str] = frozenset()
-    written: frozenset[str] = frozenset()
+    written: frozenset[tuple[str, str]] = frozenset()
     needs_content: bool = False
 
     def formed(self, messages: list[Message]) -> list[Message]:
-        """Returns the messages with each content in the template's form. If the template does not write a placeholder,
-        the placeholder becomes text on a line of its own."""
-        return [self._formed(message) for message in messages]
+        """Returns the messages with each content in the template's form.
+
+        If the template writes a placeholder in users' messages only, media of other roles move into a user's message
+        right behind. If it writes none, the placeholder becomes text on a line of its own."""
+        return [self._formed(message) for message in self._with_places(messages)]
+
+    def _with_places(self, messages: list[Message]) -> list[Message]:
+        placed, moved = list[Message](), list[dict[str, str]]()
+        for message in messages:
+            # Results of several tools stay together.
+            if moved and message["role"] != "tool":
+                if message["role"] == "user":
+                    message = {**message, "content": [*moved, *parts_of(message)]}
+                else:
+                    placed.append({"role": "user", "content": moved})
+                moved = []
+            has_place = [self._has_place(message["role"], part) for part in parts_of(message)]
+            if not all(has_place):
+                moved = [*moved, *compress(parts_of(message), map(not_, has_place))]
+                message = {**message, "content": [*compress(parts_of(message), has_place)]}
+            placed.append(message)
+        return [*placed, {"role": "user", "content": moved}] if moved else placed
+
+    def _has_place(self, role: str, part: dict[str, str]) -> bool:
+        return ("user", part["type"]) not in self.written or (role, part["type"]) in self.written
 
     def _formed(self, message: Message) -> Message:
         if "content" not in message and not self.needs_content:
             return message
-        parts = [self._with_placeholder(part) for part in parts_of({"content": "", **message})]
+        parts = [self._with_placeholder(message["role"], part) for part in parts_of({"content": "", **message})]
         if message["role"] in self.list_roles or any(part["type"] != "text" for part in parts):
             return {**message, "content": parts}
         return {**message, "content": "".join(part["text"] for part in parts)}
 
-    def _with_placeholder(self, part: dict[str, str]) -> dict[str, str]:
+    def _with_placeholder(self, role: str, part: dict[str, str]) -> dict[str, str]:
         placeholder = self.placeholders.get(part["type"])
-        if placeholder is None or part["type"] in self.written:
+        if placeholder is None or (role, part["type"]) in self.written:
             return part
         return {"type": "text", "text": placeholder.text and f"{placeholder.text}\n"}
 
@@ -66,16 +91,17 @@ class MessageContents:
 def probe_contents(render: Render, placeholders: Mapping[str, Placeholder]) -> MessageContents:
     """Returns the forms that the template expects. A text stays a text if the template accepts both forms or none."""
     found = MessageContents(placeholders)
-    for role in ("user", "system", "assistant", "tool"):
+    for role in _ROLES:
         if not _is_said(render(_around(found, role, _SAID))) and _is_said(render(_around(found, role, [_TEXT_PART]))):
             found = replace(found, list_roles=found.list_roles | {role})
         if role == "assistant":
             found = replace(found, needs_content=not render(found.formed([_USER, _CALLER])))
-    for modality, placeholder in placeholders.items():
-        text = render([{"role": "user", "content": [{"type": modality}, _TEXT_PART]}])
+    written = set()
+    for role, (modality, placeholder) in product(_ROLES, placeholders.items()):
+        text = render(_around(found, role, [{"type": modality}, _TEXT_PART]))
         if _is_said(text) and placeholder.needed in text:
-            found = replace(found, written=found.written | {modality})
-    return found
+            written.add((role, modality))
+    return replace(found, written=frozenset(written))
 
 
 def _around(found: MessageContents, role: str, content: Any) -> list[Message]:

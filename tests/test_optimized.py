@@ -19,7 +19,7 @@ check_embeddings(0, PlaceholderRange(0, 4), torch.zeros(5, 8), 8)""",
     "room": """
 from raylens.llm.request_checks import check_room
 from raylens.llm.sampling.params import SamplingParams
-check_room(10, SamplingParams(max_tokens=10), 15)""",
+check_room(10, SamplingParams(max_tokens=16), 15)""",
     "tensors": """
 from raylens.preprocess.media import MediaLimits
 from raylens.preprocess.precomputed import read_precomputed

@@ -9,7 +9,7 @@ from raylens.deployments.api.content import Content, ContentPart, MediaPart, tem
 from raylens.deployments.api.tools import MAX_TOOLS, AnyToolCall, CallableTool
 from raylens.deployments.api.wire import Accepted, Name, NotDone, OptionName, WireModel, at_most
 from raylens.deployments.pipeline.media_source import MediaSource
-from raylens.preprocess.schema import ChatPrompt, InvalidRequestError, Message
+from raylens.preprocess.schema import ChatPrompt, Message
 
 Parts = Annotated[list[ContentPart], Field(max_length=10_000, fail_fast=True)]
 
@@ -98,7 +98,7 @@ class TemplateFields(WireModel):
     ) -> tuple[ChatPrompt, list[MediaSource]]:
         """Returns the pipeline's prompt and its media. Raises InvalidRequestError."""
         prompt = self.chat_prompt([message.template_form() for message in messages], tools, effort)
-        return prompt, media_of_turns(((message.role, message.content or "") for message in messages), "messages")
+        return prompt, media_of((message.content or "" for message in messages), "messages")
 
 
 def _effort_variables(effort: object) -> dict[str, Any]:
@@ -108,15 +108,11 @@ def _effort_variables(effort: object) -> dict[str, Any]:
     return {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})
 
 
-def media_of_turns(turns: Iterable[tuple[str, Content]], field: str) -> list[MediaSource]:
-    """Returns every item of the turns (role, content), in the order of the prompt. `field`: the client's name for the
-    turns. Raises InvalidRequestError for an item outside the user's turns."""
-    found: list[MediaSource] = []
-    for index, (role, content) in enumerate(turns):
-        parts = () if isinstance(content, str) else content
-        media = [(number, part) for number, part in enumerate(parts) if isinstance(part, MediaPart)]
-        sources = [part.source(f"{field}[{index}].content[{number}].{part.type}") for number, part in media]
-        if sources and role != "user":
-            raise InvalidRequestError("only user messages may hold media", field=sources[0].field)
-        found += sources
-    return found
+def media_of(contents: Iterable[Content], field: str) -> list[MediaSource]:
+    """Returns every item of the messages, in the order of the prompt. `field`: the client's name for the messages."""
+    return [
+        part.source(f"{field}[{index}].content[{number}].{part.type}")
+        for index, content in enumerate(contents)
+        for number, part in enumerate(() if isinstance(content, str) else content)
+        if isinstance(part, MediaPart)
+    ]

@@ -149,11 +149,11 @@ def _call(item: CalledFunction | CustomCalled) -> ToolCall | CustomToolCall:
     return ToolCall(id=item.call_id, function=FunctionCall(name=item.name, arguments=item.arguments))
 
 
-def as_turn(item: AnyItem) -> tuple[str, Content]:
-    """Returns the role and the content of the item."""
+def said_in(item: AnyItem) -> Content:
+    """Returns the content of the item."""
     if isinstance(item, InputMessage):
-        return item.role, item.content
-    return ("tool", item.output) if isinstance(item, FunctionOutput | CustomOutput) else ("assistant", "")
+        return item.content
+    return item.output if isinstance(item, FunctionOutput | CustomOutput) else ""
 
 
 class FunctionTool(FunctionDefinition):

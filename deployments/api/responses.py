@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, model_validator
 
 from raylens.deployments.api.generation import AnyGenerationFields, StreamOptions
-from raylens.deployments.api.messages import TemplateFields, media_of_turns
-from raylens.deployments.api.response_items import AnyToolItem, InputMessage, Item, ReasoningItem, as_messages, as_turn
+from raylens.deployments.api.messages import TemplateFields, media_of
+from raylens.deployments.api.response_items import AnyToolItem, InputMessage, Item, ReasoningItem, as_messages, said_in
 from raylens.deployments.api.tools import (
     MAX_TOOLS,
     CallableTool,
@@ -166,7 +166,7 @@ class ResponsesRequest(AnyGenerationFields, TemplateFields, ToolFields):
         items = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         effort = self.reasoning.get("effort") if isinstance(self.reasoning, dict) else None
         prompt = self.chat_prompt(as_messages([*opening, *items]), self.offered.tools, effort)
-        return [(prompt, media_of_turns(map(as_turn, items), "input"))]
+        return [(prompt, media_of(map(said_in, items), "input"))]
 
     def sampling_params(self, call_grammar: StructuredOutput | None = None) -> SamplingParams:
         form = None if self.text is None or self.text.format is None else self.text.format.structured_output

@@ -303,8 +303,11 @@ def test_a_request_for_no_tokens_ends_when_its_prompt_is_computed(engine: LLMEng
     assert ask(engine, SamplingParams(max_tokens=1), prompt)[-1].num_cached_tokens > 32
 
 
-def test_the_context_ends_an_answer_without_max_tokens(engine: LLMEngine) -> None:
-    outputs = ask(engine, SamplingParams(ignore_eos=True))
+@pytest.mark.parametrize("max_tokens", [None, 125, 128])
+def test_the_context_ends_an_answer_that_does_not_fit_beside_the_prompt(
+    engine: LLMEngine, max_tokens: int | None
+) -> None:
+    outputs = ask(engine, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
     assert (outputs[-1].num_output_tokens, outputs[-1].finish_reason) == (124, "length")
 
 
@@ -319,7 +322,7 @@ def test_the_same_seed_gives_the_same_tokens(engine: LLMEngine) -> None:
     [
         (ProcessedPrompt([1] * 128, [], []), [], SamplingParams(), "messages"),
         (ProcessedPrompt([], [], []), [], SamplingParams(), "messages"),
-        (TEXT_PROMPT, [], SamplingParams(max_tokens=125), "max_tokens"),
+        (TEXT_PROMPT, [], SamplingParams(max_tokens=129), "max_tokens"),
         (TEXT_PROMPT, [], SamplingParams(min_tokens=2**70), "min_tokens"),
         (TEXT_PROMPT, [torch.zeros(1, 192)], SamplingParams(), "messages"),
         (ProcessedPrompt([3, 3], [PlaceholderRange(0, 2)], ["h"]), [torch.zeros(1, 192)], SamplingParams(), "messages"),

@@ -153,11 +153,12 @@ LENGTHS = [*LIMITS.items(), (CHAT, "max_completion_tokens")]
 
 @pytest.mark.parametrize(("path", "field"), LENGTHS)
 def test_an_answer_longer_than_the_context_is_refused_however_long(app_url: str, path: str, field: str) -> None:
-    refusals = {number: refusal(app_url, path, **{field: number}) for number in (2048, 10**9, 10**12, 2**64, 10**30)}
+    refusals = {number: refusal(app_url, path, **{field: number}) for number in (2049, 10**9, 10**12, 2**64, 10**30)}
     for number, (param, code, message) in refusals.items():
         assert (param, code) == (field, "context_length_exceeded")
-        assert message == refusals[2048][2].replace("2048 and", f"{number} and")
+        assert message == refusals[2049][2].replace("2049 tokens", f"{number} tokens")
     assert refusal(app_url, path, **{field: 0})[0] in (field, "body")
+    assert post(app_url, path, **{field: 2048}), "the context ends the answer"
 
 
 def test_the_answer_goes_on_in_the_last_message(app_url: str, tokenizer: Any) -> None:

@@ -153,6 +153,58 @@ def test_a_picture_has_its_placeholder(filled: Filled) -> None:
     assert text == filled.expected([system, {"role": "user", "content": [look, placeholder]}])
 
 
+@pytest.mark.parametrize("role", ["system", "assistant"])
+def test_a_picture_of_any_role_has_its_placeholder(filled: Filled, role: str) -> None:
+    """Where the template writes pictures of users only, it stands at the beginning of the next user's message."""
+    look = [{"type": "text", "text": "Look: "}, {"type": "image"}]
+    asked = [{"role": "user", "content": "Hello"}] if role == "assistant" else []
+    text = filled.ours(ChatPrompt([*asked, {"role": role, "content": look}, {"role": "user", "content": "Which?"}]))
+    assert text is not None
+    by_user = filled.ours(ChatPrompt([{"role": "user", "content": look}]))
+    assert by_user is not None
+    assert text.count("<image>") == by_user.count("<image>")
+    told = text[: text.index("Which?")]
+    assert "Look: " in told
+    assert told.count("<image>") == text.count("<image>")
+    assert "'type'" not in text
+
+
+CALLS = [{**CALL, "id": name, "function": {"name": "f", "arguments": {}}} for name in ("call12345", "call54321")]
+CALLED: list[dict[str, Any]] = [{"role": "user", "content": "Go."}, {"role": "assistant", "tool_calls": CALLS}]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("chatml of parts", ["<image>one", "two<image>", "assistant"]),
+        ("chatml with tools", ["<image>", "one", "two", "<image>", "assistant"]),
+        ("mistral", ["[TOOL_RESULTS]one", "[TOOL_RESULTS]two", "[INST]<image><image>[/INST]"]),
+    ],
+)
+def test_pictures_of_tools_stand_there_or_behind_the_results(name: str, expected: list[str]) -> None:
+    first = [{"type": "image"}, {"type": "text", "text": "one"}]
+    second = [{"type": "text", "text": "two"}, {"type": "image"}]
+    results = [
+        {"role": "tool", "tool_call_id": call["id"], "content": content}
+        for call, content in zip(CALLS, (first, second), strict=True)
+    ]
+    text = Filled(TEMPLATES[name]).ours(ChatPrompt([*CALLED, *results]))
+    assert text is not None
+    behind = text
+    for part in expected:
+        assert part in behind, text
+        behind = behind[behind.index(part) + len(part) :]
+    assert text.count("<image>") == 2
+
+
+def test_a_moved_picture_comes_before_what_the_user_says_then() -> None:
+    result = {"role": "tool", "tool_call_id": CALLS[0]["id"], "content": [{"type": "image"}]}
+    messages = [*CALLED, result, {"role": "user", "content": "Which?"}]
+    text = Filled(TEMPLATES["mistral"]).ours(ChatPrompt(messages))
+    assert text is not None
+    assert text.endswith("[INST]<image>Which?[/INST]")
+
+
 @pytest.mark.parametrize("name", ["chatml", "printed", "chatml of parts"])
 def test_a_picture_with_a_place_of_its_own_leaves_no_trace_in_the_text(name: str) -> None:
     filled = Filled(Template(TEMPLATES[name].text.replace("<image>", "")), placeholder="")

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
+from raylens.checkpoints import PICTURES
 from raylens.deployments.config import AppConfig
 from tests.deployments.endpoint.recorded_bodies import WITH_TOOLS, assert_is_answered
 from tests.pictures import user_message
@@ -209,6 +210,24 @@ def test_a_call_and_the_text_beside_it_are_one_message(client: OpenAI) -> None:
         {"role": "tool", "tool_call_id": "c", "content": "5"},
     ]
     assert {*sizes} == {ask(client, messages=chat, tool_choice="none").usage.prompt_tokens}
+
+
+def test_a_tool_may_return_a_picture(client: OpenAI, app_url: str) -> None:
+    picture = user_message("", (PICTURES / "one.png").read_bytes())["content"][0]
+    call = {"id": "c", "type": "function", "function": {"name": "time", "arguments": "{}"}}
+    asked: Any = {"role": "user", "content": "Time?"}
+    messages: Any = [asked, {"role": "assistant", "tool_calls": [call]}]
+    sizes = []
+    for content in ("5", [{"type": "text", "text": "5"}, picture]):
+        result = {"role": "tool", "tool_call_id": "c", "content": content}
+        answer = ask(client, messages=[*messages, result], tool_choice="none", max_tokens=1)
+        sizes.append(answer.usage.prompt_tokens)
+    assert sizes[1] > sizes[0] + 10, "the picture's tokens"
+    called = {"type": "function_call", "call_id": "c", "name": "time", "arguments": "{}"}
+    shown = {"type": "input_image", "image_url": picture["image_url"]["url"]}
+    output = {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "5"}, shown]}
+    response = respond(client, input=[asked, called, output], tool_choice="none", max_output_tokens=1)
+    assert response.usage.input_tokens == sizes[1]
 
 
 PATCH: Any = {"type": "custom", "custom": {"name": "patch", "description": "Changes a file."}}
