@@ -55,7 +55,12 @@ class Detokenizer:
         self._held_back = ""
         self.num_chars = 0
         """The number of characters so far. Characters held back or cut off count; an incomplete character does not."""
-        self.stopped = False
+        self.stopped_by: str | None = None
+        """The stop string that is complete."""
+
+    @property
+    def stopped(self) -> bool:
+        return self.stopped_by is not None
 
     @property
     def unfinished(self) -> list[int]:
@@ -121,9 +126,8 @@ class Detokenizer:
             return new_text
         text = self._held_back + new_text
         if self._num_tokens > self._min_tokens and (found := self._first_stop(text)) is not None:
-            self.stopped = True
-            self._held_back = ""
             start, end = found
+            self.stopped_by, self._held_back = text[start:end], ""
             return text[: end if self._includes_stop else start]
         keep = max(overlap(text, stop) for stop in self._stop)
         self._held_back = text[len(text) - keep :]

@@ -140,7 +140,7 @@ class MediaFields(RequestBody):
 class AnyGenerationFields(MediaFields):
     """The fields that all APIs share."""
 
-    model: str
+    model: str | None = Field(None, description="default: the first model")
     stream: bool | None = None
     temperature: Annotated[float, bounds.TEMPERATURE] | None = None
     top_p: Annotated[float, bounds.TOP_P] | None = None

@@ -24,14 +24,14 @@ def _json_object(text: str) -> str:
         value = None
     if not isinstance(value, dict):
         raise ValueError("must be a JSON object, as text")
-    _flat_enough(value)
+    flat_enough(value)
     return text
 
 
 JsonObject = Annotated[str, AfterValidator(_json_object)]
 
 
-def _flat_enough(value: dict[str, Any]) -> dict[str, Any]:
+def flat_enough(value: dict[str, Any]) -> dict[str, Any]:
     """Refuses deeply nested values, which would exceed the recursion limit of code that reads or writes them."""
     level: list[Any] = [value]
     for _ in range(_MAX_DEPTH):
@@ -50,7 +50,7 @@ class FunctionDefinition(WireModel):
 
     name: FunctionName
     description: str | None = None
-    parameters: Annotated[dict[str, Any], AfterValidator(_flat_enough)] | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(flat_enough)] | None = None
     strict: bool | None = None
 
 
@@ -255,6 +255,10 @@ class ToolFields(WireModel):
     def offered(self) -> OfferedTools:
         return self._offered
 
+    @property
+    def wants_single_call(self) -> bool:
+        return self.parallel_tool_calls is False
+
     def tools_and_choice(self) -> tuple[list[CallableTool], ToolMode | Selection]:
         """Reads the tools and the choice among them from this API's own fields."""
         raise NotImplementedError
@@ -272,5 +276,5 @@ class ToolFields(WireModel):
             raise ValueError("tool_choice names a function that is not among the tools")
         offered = [] if chosen == "none" else tools
         allowed = [tool for tool in offered if choice.names is None or tool.function.name in choice.names]
-        self._offered = OfferedTools(offered, allowed, choice.is_forced, is_single=self.parallel_tool_calls is False)
+        self._offered = OfferedTools(offered, allowed, choice.is_forced, is_single=self.wants_single_call)
         return self

@@ -30,7 +30,7 @@ class ChunkedAnswer(Generic[ChunkT]):
         self, body: ChatCompletionRequest | CompletionRequest, account: RequestAccount, chunk_type: type[ChunkT]
     ) -> None:
         self._account = account
-        self._head: dict[str, Any] = {"id": account.request_id, "created": account.created, "model": body.model}
+        self._head: dict[str, Any] = {"id": account.request_id, "created": account.created, "model": account.model}
         self._chunk_type: type[ChunkT] = chunk_type
         self._options = body.stream_options or StreamOptions()
         self._has_timings = body.stage_timings

@@ -1,4 +1,4 @@
-"""Maps errors to HTTP statuses and bodies in OpenAI's form."""
+"""Maps errors to HTTP statuses and bodies in OpenAI's form, or in Anthropic's."""
 
 import math
 from itertools import pairwise
@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from raylens.deployments.api.anthropic import AnthropicError, AnthropicErrorResponse
 from raylens.deployments.api.wire import ErrorBody, ErrorResponse
 from raylens.deployments.endpoint.admission import OverloadedError
 from raylens.deployments.endpoint.deadline import DeadlineError
@@ -20,6 +21,16 @@ _PARTS = (
     *("input_image", "input_audio", "image_embeds"),
 )
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    "invalid_api_key": "authentication_error",
+    "forbidden": "permission_error",
+    "model_not_found": "not_found_error",
+    "body_too_large": "request_too_large",
+    "stage_unavailable": "overloaded_error",
+    "server_error": "api_error",
+}
+"""By our code, else by our type."""
 _RETRY_SECONDS = 2.0
 """Retry-After for an unavailable stage: about the time in which Ray Serve replaces a replica."""
 
@@ -45,7 +56,7 @@ class AccessError(PermissionError):
 
 
 def add_error_handlers(api: FastAPI) -> None:
-    """Answers every error with a JSON body in OpenAI's form."""
+    """Answers every error with a JSON body in the form of the route's API."""
     own = (AccessError, InvalidRequestError, stage_calls.StageUnavailableError, OverloadedError, DeadlineError)
     for kind in (*own, HTTPException):
         api.add_exception_handler(kind, _on_error)
@@ -85,7 +96,16 @@ def error_kind(error: Exception) -> tuple[str, str]:
     return stage, error_response(error)[1].error.code or type(error).__name__
 
 
-def response_for(error: Exception) -> JSONResponse:
+def anthropic_error(body: ErrorResponse, request_id: str | None = None) -> AnthropicErrorResponse:
+    """Returns the error in the form of Anthropic's API."""
+    error = body.error
+    kind = _ANTHROPIC_TYPES.get(error.code or "") or _ANTHROPIC_TYPES.get(error.type, error.type)
+    told = AnthropicError(type=kind, message=error.message, param=error.param, code=error.code)
+    return AnthropicErrorResponse(error=told, request_id=request_id)
+
+
+def response_for(error: Exception, path: str = "") -> JSONResponse:
+    """`path`: of the request, which tells whose form the body has."""
     status, body = error_response(error)
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     if isinstance(error, AccessError) and error.challenge is not None:
@@ -93,7 +113,8 @@ def response_for(error: Exception) -> JSONResponse:
     if isinstance(error, OverloadedError | stage_calls.StageUnavailableError):
         seconds = error.retry_after_s if isinstance(error, OverloadedError) else _RETRY_SECONDS
         headers["retry-after"] = str(math.ceil(seconds))
-    return JSONResponse(body.model_dump(), status, headers)
+    told = anthropic_error(body) if path.startswith(ANTHROPIC_PATH) else body
+    return JSONResponse(told.model_dump(), status, headers)
 
 
 def invalid_json(reason: str) -> InvalidRequestError:
@@ -106,7 +127,7 @@ def _body(message: str, kind: str, *, param: str | None = None, code: str | None
 
 async def _on_error(request: Request, error: Exception) -> JSONResponse:
     request.state.error = error  # for deployments/endpoint/access_log.py
-    return response_for(error)
+    return response_for(error, request.url.path)
 
 
 async def _on_failure(request: Request, error: Exception) -> JSONResponse:

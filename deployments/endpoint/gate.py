@@ -95,7 +95,7 @@ class Gate:
             caller = self._caller(headers, scope["path"])
         except (AccessError, InvalidRequestError) as error:
             state["error"] = error
-            await response_for(error)(scope, receive, send)
+            await response_for(error, scope["path"])(scope, receive, send)
             return
         with self.admission.ticket(caller) as ticket:
             state["ticket"] = ticket
@@ -103,7 +103,7 @@ class Gate:
                 body, state["texts"] = await self._body(headers, receive, ticket)
             except (InvalidRequestError, OverloadedError) as error:
                 state["error"] = error
-                response = response_for(error)
+                response = response_for(error, scope["path"])
                 response.headers["connection"] = "close"  # the rest of the body stays unread
                 await response(scope, receive, send)
                 return
@@ -114,6 +114,7 @@ class Gate:
     def _caller(self, headers: Headers, path: str) -> Caller:
         """Returns the sender of the request. Raises AccessError."""
         key, is_basic = _key_in(headers.get("authorization", ""))
+        key = key or headers.get("x-api-key")  # where Anthropic's clients send it
         caller = self.keys.find(key)
         if caller is None:
             reason = "no API key was sent" if key is None else "the API key is not valid"

@@ -1,4 +1,4 @@
-"""The routes that generate text: chat completions, completions and responses."""
+"""The routes that generate text: chat completions, completions, responses and messages."""
 
 import asyncio
 import logging
@@ -13,6 +13,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
+from raylens.deployments.api.anthropic import AnswerMessage, MessagesRequest
 from raylens.deployments.api.chat import ChatCompletion, ChatCompletionRequest
 from raylens.deployments.api.completions import Completion, CompletionRequest
 from raylens.deployments.api.generation import AnyGenerationFields, GenerationFields
@@ -24,6 +25,7 @@ from raylens.deployments.endpoint.chat_answer import ChatAnswer
 from raylens.deployments.endpoint.completion_answer import CompletionAnswer
 from raylens.deployments.endpoint.deadline import Deadline, DeadlineError
 from raylens.deployments.endpoint.errors import ERROR_RESPONSES, error_response
+from raylens.deployments.endpoint.message_answer import MessageAnswer
 from raylens.deployments.endpoint.request_cost import cost_of
 from raylens.deployments.endpoint.response_answer import ResponseAnswer
 from raylens.deployments.endpoint.served_models import ModelRoute, ServedModels
@@ -39,9 +41,9 @@ from raylens.preprocess.tool_calls.formats import ToolCallFormat
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
-ConversationT = TypeVar("ConversationT", ChatCompletionRequest, ResponsesRequest)
+ConversationT = TypeVar("ConversationT", ChatCompletionRequest, ResponsesRequest, MessagesRequest)
 
-Answer = ChatAnswer | CompletionAnswer | ResponseAnswer
+Answer = ChatAnswer | CompletionAnswer | ResponseAnswer | MessageAnswer
 
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # the second: for nginx
 
@@ -66,6 +68,7 @@ class GenerationRoutes:
         post("/v1/chat/completions", self.chat_completions, response_model=ChatCompletion)
         post("/v1/completions", self.completions, response_model=Completion)
         post("/v1/responses", self.responses, response_model=ResponseObject)
+        post("/v1/messages", self.messages, response_model=AnswerMessage)
 
     async def chat_completions(self, body: ChatCompletionRequest, call: HttpCall) -> Response:
         """Answers a conversation that may hold pictures, videos and sounds, all at once or as server-sent events."""
@@ -81,6 +84,12 @@ class GenerationRoutes:
     async def responses(self, body: ResponsesRequest, call: HttpCall) -> Response:
         """Answers text and pictures, all at once or as typed events. The server keeps nothing of it."""
         return await self._converse(body, call, "resp_", ResponseAnswer)
+
+    async def messages(self, body: MessagesRequest, call: HttpCall) -> Response:
+        """Answers a conversation in the form of Anthropic's API, all at once or as typed events. `max_tokens` has to be
+        set there, so clients set it without regard to the context."""
+        body.max_tokens = min(body.max_tokens, self.models.of(body.model).max_model_len or body.max_tokens)
+        return await self._converse(body, call, "msg_", MessageAnswer)
 
     async def _converse(
         self,

@@ -16,7 +16,7 @@ from raylens.deployments.wire.stage_messages import GeneratedText
 from raylens.preprocess.tool_calls.formats import ToolCallFormat
 from raylens.preprocess.tool_calls.reader import CallPart
 
-_TOLD_AGAIN = {"model", "instructions", "metadata", "temperature", "top_p", "max_output_tokens"}
+_TOLD_AGAIN = {"instructions", "metadata", "temperature", "top_p", "max_output_tokens"}
 """Fields of the request that the answer repeats."""
 
 
@@ -203,6 +203,7 @@ class ResponseAnswer:
         body, choice = self._body, self._body.tool_choice
         return responses.ResponseObject(
             id=self._account.request_id,
+            model=self._account.model,
             created_at=self._account.created,
             status=status,
             output=[],

@@ -5,12 +5,15 @@ from functools import partial
 from fastapi import FastAPI
 
 from raylens.deployments.api import tokens
-from raylens.deployments.endpoint.call import HttpCall
+from raylens.deployments.api.anthropic import ConversationFields, CountedTokens
+from raylens.deployments.api.generation import MediaFields
+from raylens.deployments.endpoint.call import ApiCall, HttpCall
 from raylens.deployments.endpoint.errors import ERROR_RESPONSES
 from raylens.deployments.endpoint.request_cost import RequestCost, cost_of, cost_of_text
 from raylens.deployments.endpoint.served_models import ServedModels
+from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.llm.sampling.params import SamplingParams
-from raylens.preprocess.schema import ChatPrompt
+from raylens.preprocess.schema import ChatPrompt, ProcessedPrompt, Prompt
 
 
 class TokenRoutes:
@@ -22,6 +25,7 @@ class TokenRoutes:
         post("/tokenize", self.tokenize)
         post("/detokenize", self.detokenize)
         post("/render", self.render)
+        post("/v1/messages/count_tokens", self.count_tokens)
 
     async def tokenize(self, body: tokens.TokenizeRequest, call: HttpCall) -> tokens.TokenizeResponse:
         """Returns the token ids of a text or of a conversation without media."""
@@ -45,13 +49,8 @@ class TokenRoutes:
     async def render(self, body: tokens.RenderRequest, call: HttpCall) -> tokens.RenderResponse:
         """Returns what the language model would get for a prompt: token ids, and where in them each item's embeddings
         go."""
-        call.check_fields(body)
-        model = self._models.of(body.model)
-        processor, params = model.ready_processor(), SamplingParams(max_tokens=body.max_tokens)
-        request = model.request(call, f"render-{call.request_id}", body, params, body.prompt_and_media())
-        await call.ticket.enter(cost_of([request], model.max_model_len), call.caller.priority)
-        async with model.monitor.while_there(["shared", "preprocess"]):
-            rendered, modalities = await model.pipeline.render(request, processor)
+        params = SamplingParams(max_tokens=body.max_tokens)
+        rendered, modalities = await self._rendered(body, body.model, call, params, body.prompt_and_media())
         items = [
             tokens.RenderedItem(
                 modality=modality, mm_hash=key, offset=at.offset, length=at.length, num_embeds=at.num_embeds
@@ -59,4 +58,28 @@ class TokenRoutes:
             for modality, key, at in zip(modalities, rendered.mm_hashes, rendered.placeholders, strict=True)
         ]
         ids = rendered.prompt_token_ids
-        return tokens.RenderResponse(prompt_token_ids=ids, items=items, max_model_len=model.max_model_len)
+        length = self._models.of(body.model).max_model_len
+        return tokens.RenderResponse(prompt_token_ids=ids, items=items, max_model_len=length)
+
+    async def count_tokens(self, body: ConversationFields, call: HttpCall) -> CountedTokens:
+        """Returns the number of tokens of a prompt of Anthropic's API."""
+        (prompt_and_media,) = body.prompts_and_media()
+        rendered, _ = await self._rendered(body, body.model, call, SamplingParams(), prompt_and_media)
+        return CountedTokens(input_tokens=len(rendered.prompt_token_ids))
+
+    async def _rendered(
+        self,
+        body: MediaFields,
+        model_name: str | None,
+        call: ApiCall,
+        params: SamplingParams,
+        prompt_and_media: tuple[Prompt, list[MediaSource]],
+    ) -> tuple[ProcessedPrompt, list[str]]:
+        """Returns the prompt with its items, and their modalities."""
+        call.check_fields(body)
+        model = self._models.of(model_name)
+        processor = model.ready_processor()
+        request = model.request(call, f"render-{call.request_id}", body, params, prompt_and_media)
+        await call.ticket.enter(cost_of([request], model.max_model_len), call.caller.priority)
+        async with model.monitor.while_there(["shared", "preprocess"]):
+            return await model.pipeline.render(request, processor)

@@ -101,6 +101,7 @@ class PieceMaker:
             text=text,
             thought=thought,
             num_thought_tokens=0 if splitter is None else splitter.num_thought_tokens,
+            stop=self._detokenizers[last.index].stopped_by,
             token_ids=token_ids,
             num_prompt_tokens=last.num_prompt_tokens,
             num_cached_tokens=last.num_cached_tokens,

@@ -104,8 +104,9 @@ class ScoredToken:
 @dataclass(slots=True)
 class GeneratedText:  # not frozen: creation would take four times as long, once per token
     """A piece of answer `index` of a request. `thought`: the part of its text before the answer's own `text`.
-    `num_thought_tokens`: of the answer so far. `times`: the stage times that became known with it. On request,
-    `logprobs` has the scores of its tokens, and the first piece of answer 0 those of the prompt's tokens."""
+    `num_thought_tokens`: of the answer so far. `stop`: the stop string that ended it. `times`: the stage times that
+    became known with it. On request, `logprobs` has the scores of its tokens, and the first piece of answer 0 those of
+    the prompt's tokens."""
 
     text: str
     token_ids: list[int]
@@ -117,5 +118,6 @@ class GeneratedText:  # not frozen: creation would take four times as long, once
     index: int = 0
     thought: str = ""
     num_thought_tokens: int = 0
+    stop: str | None = None
     logprobs: list[ScoredToken] = field(default_factory=list)
     prompt_logprobs: list[ScoredToken] = field(default_factory=list)

@@ -128,11 +128,13 @@ def test_every_route_but_health_asks_for_a_key(app_url: str) -> None:
         ("get", "/nothing"),
         ("head", "/v1/models"),
     ]:
-        for headers in ({}, {"authorization": "Bearer rl-wrong"}, {"authorization": "Basic !"}):
+        wrong = ({"authorization": "Bearer rl-wrong"}, {"authorization": "Basic !"}, {"x-api-key": "rl-wrong"})
+        for headers in ({}, *wrong):
             response = httpx.request(method, app_url + path, headers=headers)
             assert response.status_code == 401, (method, path, headers)
             if method != "head":
                 assert response.json()["error"]["code"] == "invalid_api_key"
+    assert httpx.get(f"{app_url}/v1/models", headers={"x-api-key": KEYS["alice"]}).status_code == 200
     # It asks before it reads: of this body nothing ever comes.
     with connected(app_url, "Content-Length: 1000000\r\n") as connection:
         assert b" 401 " in connection.recv(4096)

@@ -6,12 +6,14 @@ from typing import Any
 
 import httpx
 import pytest
+from anthropic.types.message_create_params import MessageCreateParamsStreaming as MessageParams
 from openai.types.chat import ChatCompletionStreamOptionsParam
 from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsStreaming as CompletionParams
 from openai.types.responses.response_create_params import ResponseCreateParamsStreaming as ResponsesParams
 from pydantic import BaseModel
 
+from raylens.deployments.api.anthropic import MessagesRequest
 from raylens.deployments.api.chat import ChatCompletionRequest
 from raylens.deployments.api.completions import CompletionRequest
 from raylens.deployments.api.generation import StreamOptions
@@ -20,10 +22,13 @@ from raylens.deployments.api.responses import ResponsesRequest
 HEADER = "x-raylens-ignored-fields"
 HELLO = [{"role": "user", "content": "Hello"}]
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 LEAST: dict[str, dict[str, Any]] = {
     CHAT: {"model": "shapes", "messages": HELLO, "max_tokens": 2},
     COMPLETIONS: {"model": "shapes", "prompt": "Hello", "max_tokens": 2},
     RESPONSES: {"model": "shapes", "input": "Hello", "max_output_tokens": 2},
+    MESSAGES: {"model": "shapes", "messages": HELLO, "max_tokens": 2},
+    COUNT: {"model": "shapes", "messages": HELLO},
     "/tokenize": {"prompt": "Hello"},
     "/detokenize": {"tokens": [5]},
     "/render": {"prompt": "Hello"},
@@ -50,6 +55,7 @@ def wire_names(model: type[BaseModel]) -> set[str]:
         (CompletionParams, CompletionRequest),
         (ResponsesParams, ResponsesRequest),
         (ChatCompletionStreamOptionsParam, StreamOptions),
+        (MessageParams, MessagesRequest),
     ],
 )
 def test_every_field_of_the_official_client_is_known(params: Any, model: type[BaseModel]) -> None:

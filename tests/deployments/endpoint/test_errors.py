@@ -58,7 +58,7 @@ def client() -> TestClient:
 @pytest.mark.parametrize(
     ("path", "body", "field"),
     [
-        ("/chat", {}, "model"),
+        ("/chat", {}, "messages"),
         (
             "/chat",
             {"model": "m", "messages": [{"role": "user", "content": [{"type": "text"}]}]},

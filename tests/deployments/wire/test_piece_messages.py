@@ -36,6 +36,7 @@ PIECES = st.builds(
     st.integers(0, 127),
     TEXTS,
     INTEGERS,
+    st.none() | TEXTS,
     st.lists(TOKENS, max_size=3),
     st.lists(TOKENS, max_size=3),
 )

@@ -1,0 +1,388 @@
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's Messages API.
+
+https://docs.claude.com/en/api/messages"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag
+
+from raylens.deployments.api.content import MediaPart, TextPart, Url, template_content
+from raylens.deployments.api.generation import AnyGenerationFields
+from raylens.deployments.api.messages import TemplateFields, thought_form
+from raylens.deployments.api.tools import (
+    MAX_TOOLS,
+    CallableTool,
+    FunctionDefinition,
+    FunctionName,
+    HostedTool,
+    Selection,
+    Tool,
+    ToolFields,
+    ToolMode,
+    flat_enough,
+)
+from raylens.deployments.api.wire import Accepted, Name, NotDone, OrAbsent, StageTimings, WireModel
+from raylens.deployments.pipeline.media_source import MediaSource, upload_url
+from raylens.llm.sampling.params import SamplingParams
+from raylens.llm.sampling.structured_output import StructuredOutput
+from raylens.preprocess.schema import Message, Prompt
+
+
+class Base64Source(WireModel):
+    type: Literal["base64"]
+    media_type: Annotated[str, Field(max_length=100)]
+    data: str
+
+
+class UrlSource(WireModel):
+    type: Literal["url"]
+    url: Url
+
+
+class FileSource(WireModel):
+    type: Literal["file"]
+    file_id: Name
+
+
+class ImageBlock(MediaPart):
+    type: Literal["image"]
+    origin: Annotated[Base64Source | UrlSource | FileSource, Field(alias="source", discriminator="type")]
+
+    @property
+    def url(self) -> str:
+        match self.origin:
+            case Base64Source():
+                return f"data:{self.origin.media_type};base64,{self.origin.data}"
+            case UrlSource():
+                return self.origin.url
+            case FileSource():
+                return upload_url(self.origin.file_id)
+
+
+class TextBlock(TextPart):
+    citations: Accepted = None
+
+
+Blocks = Annotated[
+    list[Annotated[TextBlock | ImageBlock, Field(discriminator="type")]], Field(max_length=10_000, fail_fast=True)
+]
+
+
+class ToolResultBlock(WireModel):
+    """The result of a tool call. `is_error`: the text says so itself."""
+
+    type: Literal["tool_result"]
+    tool_use_id: Name
+    content: str | Blocks = ""
+    is_error: Accepted = None
+    cache_control: Accepted = None
+
+
+class ToolUseBlock(WireModel):
+    type: Literal["tool_use"]
+    id: Name
+    name: FunctionName
+    input: Annotated[dict[str, Any], AfterValidator(flat_enough)]
+    cache_control: Accepted = None
+
+
+class ThinkingBlock(WireModel):
+    """Earlier thoughts. `signature`: of another server."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: Accepted = None
+
+
+class RedactedThinkingBlock(WireModel):
+    """Thoughts that another server encrypted. They are ignored."""
+
+    type: Literal["redacted_thinking"]
+    data: Accepted = None
+
+
+Block = Annotated[
+    TextBlock | ImageBlock | ToolResultBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock,
+    Field(discriminator="type"),
+]
+
+
+class Turn(WireModel):
+    """A message of a conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | Annotated[list[Block], Field(max_length=10_000, fail_fast=True)]
+
+    @property
+    def said(self) -> list[TextBlock | ImageBlock]:
+        """What a message says itself, without thoughts, calls and their results."""
+        if isinstance(self.content, str):
+            return [TextBlock(type="text", text=self.content)]
+        return [block for block in self.content if isinstance(block, TextBlock | ImageBlock)]
+
+    def template_forms(self) -> Iterator[Message]:
+        """Yields the messages for chat templates. Results of tools come before what a user says."""
+        blocks = [] if isinstance(self.content, str) else self.content
+        for block in blocks:
+            if isinstance(block, ToolResultBlock):
+                yield {
+                    "role": "tool",
+                    "tool_call_id": block.tool_use_id,
+                    "content": template_content(block.content),
+                }
+        calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
+        thought = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+        message: Message = {"role": self.role, **thought_form(thought)}
+        if self.said or not (calls or blocks):
+            message["content"] = self.content if isinstance(self.content, str) else template_content(self.said)
+        if calls:
+            message["tool_calls"] = [
+                {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.input}}
+                for one in calls
+            ]
+        if message.keys() - {"role"}:
+            yield message
+
+    def media(self, field: str) -> list[MediaSource]:
+        """Returns every picture, in the order of `template_forms`. `field`: the client's name for the message."""
+        if isinstance(self.content, str):
+            return []
+        found = list[MediaSource]()
+        for number, block in enumerate(self.content):
+            if isinstance(block, ToolResultBlock) and not isinstance(block.content, str):
+                found += _pictures(block.content, f"{field}.content[{number}]")
+        return found + _pictures(self.content, field)
+
+
+def _pictures(blocks: Sequence[object], field: str) -> list[MediaSource]:
+    return [
+        block.source(f"{field}.content[{number}].image")
+        for number, block in enumerate(blocks)
+        if isinstance(block, ImageBlock)
+    ]
+
+
+class InputTool(WireModel):
+    """A function that the model may call."""
+
+    name: FunctionName
+    type: Literal["custom"] | None = None
+    description: str | None = None
+    input_schema: Annotated[dict[str, Any], AfterValidator(flat_enough)]
+    cache_control: Accepted = None
+    strict: Accepted = None
+    defer_loading: Accepted = None
+    allowed_callers: Accepted = None
+    input_examples: Accepted = None
+    eager_input_streaming: Accepted = None
+
+    def as_tool(self) -> Tool:
+        function = FunctionDefinition(name=self.name, description=self.description, parameters=self.input_schema)
+        return Tool(type="function", function=function)
+
+
+def _kind_of_tool(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "Function" if kind in (None, "custom") else "Hosted"
+
+
+class ToolChoice(WireModel):
+    type: Literal["auto", "any", "tool", "none"]
+    name: FunctionName | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(WireModel):
+    """`budget_tokens` and `display` have no effect: the model thinks as long as it does."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Accepted = None
+    display: Accepted = None
+
+
+class OutputFormat(WireModel):
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(WireModel):
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class ConversationFields(AnyGenerationFields, TemplateFields, ToolFields):
+    """The fields that make up the prompt."""
+
+    messages: Annotated[list[Turn], Field(min_length=1, max_length=10_000, fail_fast=True)]
+    system: str | Annotated[list[TextBlock], Field(max_length=1000, fail_fast=True)] | None = None
+    tools: (
+        Annotated[
+            list[
+                Annotated[
+                    Annotated[InputTool, Tag("Function")] | Annotated[HostedTool, Tag("Hosted")],
+                    Discriminator(_kind_of_tool),
+                ]
+            ],
+            Field(max_length=MAX_TOOLS, fail_fast=True),
+        ]
+        | None
+    ) = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = Field(None, description="disabled: the template's enable_thinking is false")
+    output_config: OutputConfig | None = Field(
+        None, description="effort: a variable of the model's chat template; format: the answer's JSON schema"
+    )
+    cache_control: Accepted = None
+    context_management: Accepted = None
+    container: NotDone = None
+    diagnostics: Accepted = None
+    inference_geo: Accepted = None
+    speed: Accepted = None
+    user_profile_id: Accepted = None
+    workspace_id: Accepted = None
+
+    def tools_and_choice(self) -> tuple[list[CallableTool], ToolMode | Selection]:
+        tools: list[CallableTool] = [one.as_tool() for one in self.tools or () if isinstance(one, InputTool)]
+        choice = self.tool_choice
+        if choice is None or choice.type == "auto":
+            return tools, "auto"
+        if choice.type != "tool":
+            return tools, "required" if choice.type == "any" else "none"
+        if choice.name is None:
+            raise ValueError("tool_choice.name has to be set where its type is tool")
+        return tools, Selection(frozenset({choice.name}), is_forced=True)
+
+    @property
+    def wants_single_call(self) -> bool:
+        return self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use
+
+    @property
+    def field_names(self) -> Mapping[str, str]:
+        names = {"prompt": "messages", "stop": "stop_sequences", "json_schema": "output_config.format.schema"}
+        return {**names, "grammar": "tools"} if self.offered.is_forced else names
+
+    def prompts_and_media(self) -> list[tuple[Prompt, list[MediaSource]]]:
+        messages: list[Message] = []
+        if self.system:
+            messages.append({"role": "system", "content": template_content(self.system)})
+        for turn in self.messages:
+            messages += turn.template_forms()
+        self.continue_final_message = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
+        prompt = self.chat_prompt(
+            _merged(messages), self.offered.tools, None if self.output_config is None else self.output_config.effort
+        )
+        if self.thinking is not None:
+            variables = {"enable_thinking": self.thinking.type != "disabled"}
+            prompt = replace(prompt, template_kwargs=variables | prompt.template_kwargs)
+        media = [one for index, turn in enumerate(self.messages) for one in turn.media(f"messages[{index}]")]
+        return [(prompt, media)]
+
+
+def _merged(messages: Sequence[Message]) -> list[Message]:
+    """Returns the messages with those of users in a row as one: many templates want users and assistants in turn."""
+    merged: list[Message] = []
+    for message in messages:
+        if merged and message["role"] == merged[-1]["role"] == "user":
+            both = [
+                [{"type": "text", "text": one}] if isinstance(one, str) else one
+                for one in (merged[-1]["content"], message["content"])
+            ]
+            merged[-1] = {"role": "user", "content": [*both[0], {"type": "text", "text": "\n"}, *both[1]]}
+        else:
+            merged.append(message)
+    return merged
+
+
+class MessagesRequest(ConversationFields):
+    max_tokens: int = Field(ge=1, description="the most tokens of an answer, within what the context leaves")
+    stop: list[str] | None = Field(None, alias="stop_sequences")
+    metadata: Accepted = None
+    service_tier: Accepted = None
+
+    def sampling_params(self, call_grammar: StructuredOutput | None = None) -> SamplingParams:
+        form = None if self.output_config is None else self.output_config.format
+        structured = None if form is None else StructuredOutput(json_schema=form.json_schema)
+        return self.make_sampling_params(
+            max_tokens=self.max_tokens, structured_output=structured if call_grammar is None else call_grammar
+        )
+
+
+class CountedTokens(BaseModel):
+    input_tokens: int
+
+
+class AnswerText(BaseModel):
+    type: Literal["text"] = "text"
+    text: str
+    citations: None = None
+
+
+class AnswerThinking(BaseModel):
+    type: Literal["thinking"] = "thinking"
+    thinking: str
+    signature: str = ""
+
+
+class AnswerToolUse(BaseModel):
+    type: Literal["tool_use"] = "tool_use"
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+AnswerBlock = AnswerText | AnswerThinking | AnswerToolUse
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class MessageUsage(BaseModel):
+    """`input_tokens`: of the prompt, without the cached ones."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class AnswerMessage(BaseModel):
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[AnswerBlock]
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    usage: MessageUsage
+    stage_timings: OrAbsent[StageTimings] = None
+
+
+class MessageDelta(BaseModel):
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageEvent(BaseModel):
+    """One event of a stream. `type` tells which of the other fields are set."""
+
+    type: str
+    message: OrAbsent[AnswerMessage] = None
+    index: OrAbsent[int] = None
+    content_block: OrAbsent[AnswerBlock] = None
+    delta: OrAbsent[MessageDelta | dict[str, str]] = None
+    usage: OrAbsent[MessageUsage] = None
+
+
+class AnthropicError(BaseModel):
+    """`param`, `code`: as in errors of OpenAI's API."""
+
+    type: str
+    message: str
+    param: OrAbsent[str] = None
+    code: OrAbsent[str] = None
+
+
+class AnthropicErrorResponse(BaseModel):
+    type: Literal["error"] = "error"
+    error: AnthropicError
+    request_id: str | None = None

@@ -1,0 +1,199 @@
+"""Anthropic's Messages API by its official client: pictures, tools, streams, thoughts of the history, errors."""
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+from openai import OpenAI
+
+from raylens.checkpoints import PICTURES
+from tests.deployments.endpoint.test_endpoint_tools import app_config as app_config
+from tests.pictures import user_message
+
+PICTURE = (PICTURES / "one.png").read_bytes()
+QUESTION = "How many shapes are there?"
+GREEDY = {"temperature": 0}  # no argument of the client's any more
+WEATHER: Any = {
+    "name": "weather",
+    "description": "the weather of a place",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Rome", "Paris"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def api(app_url: str) -> Iterator[anthropic.resources.Messages]:
+    with anthropic.Anthropic(base_url=app_url, api_key="unused", max_retries=0, timeout=60) as client:
+        yield client.messages
+
+
+def picture_block() -> Any:
+    data = base64.b64encode(PICTURE).decode()
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+
+
+def asked(*content: Any) -> Any:
+    return {"role": "user", "content": [*content, {"type": "text", "text": QUESTION}]}
+
+
+def ask(api: anthropic.resources.Messages, **options: Any) -> Any:
+    options = {"max_tokens": 30, "extra_body": GREEDY, "messages": [asked(picture_block())], **options}
+    return api.create(model="shapes", **options)
+
+
+def test_a_picture_is_answered_as_in_chat_completions(api: anthropic.resources.Messages, client: OpenAI) -> None:
+    chat = client.chat.completions.create(
+        model="shapes", messages=[user_message(QUESTION, PICTURE)], max_tokens=30, temperature=0
+    )
+    answer = ask(api)
+    (block,) = answer.content
+    assert (block.type, block.text) == ("text", chat.choices[0].message.content)
+    assert (answer.type, answer.role, answer.stop_reason, answer.stop_sequence) == (
+        *("message", "assistant"),
+        *("end_turn", None),
+    )
+    assert chat.usage is not None
+    told = answer.usage
+    assert told.input_tokens + told.cache_read_input_tokens == chat.usage.prompt_tokens
+    assert told.output_tokens == chat.usage.completion_tokens
+    counted = api.count_tokens(model="shapes", messages=[asked(picture_block())])
+    assert counted.input_tokens == chat.usage.prompt_tokens
+
+
+def test_an_answer_streams(api: anthropic.resources.Messages) -> None:
+    whole = ask(api)
+    options: Any = {"max_tokens": 30, "extra_body": GREEDY, "messages": [asked(picture_block())]}
+    with api.stream(model="shapes", **options) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == whole.content[0].text
+    assert (final.content[0].type, final.stop_reason) == ("text", "end_turn")
+    assert final.usage.output_tokens == whole.usage.output_tokens
+    kinds = [event.type for event in ask(api, stream=True)]
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert set(kinds[2:-3]) == {"content_block_delta"}
+
+
+def test_the_end_of_an_answer_is_named(api: anthropic.resources.Messages) -> None:
+    free = ask(api).content[0].text
+    assert ask(api, max_tokens=1).stop_reason == "max_tokens"
+    stop = free[2:4]
+    stopped = ask(api, stop_sequences=["zq", stop])
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", stop)
+    assert stopped.content[0].text == free.partition(stop)[0]
+    assert ask(api, max_tokens=10**6).content[0].text == free, "the context is the limit"
+
+
+def test_a_tool_is_called_and_its_result_may_be_a_picture(api: anthropic.resources.Messages) -> None:
+    choice: Any = {"type": "tool", "name": "weather", "disable_parallel_tool_use": True}
+    options: Any = {"tools": [WEATHER], "max_tokens": 200}
+    answer = ask(api, tool_choice=choice, **options)
+    (call,) = answer.content
+    assert (call.type, call.name, answer.stop_reason) == ("tool_use", "weather", "tool_use")
+    assert call.input["city"] in ("Rome", "Paris")
+    with api.stream(
+        model="shapes", messages=[asked(picture_block())], extra_body=GREEDY, tool_choice=choice, **options
+    ) as stream:
+        assert stream.get_final_message().content[0].input == call.input  # type: ignore[union-attr]
+    turns = [asked(), {"role": "assistant", "content": [call.model_dump()]}]
+    sizes = []
+    for content in ("5", [{"type": "text", "text": "5"}, picture_block()]):
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": content}
+        after = ask(api, messages=[*turns, {"role": "user", "content": [result]}], tools=[WEATHER], max_tokens=1)
+        sizes.append(after.usage.input_tokens + after.usage.cache_read_input_tokens)
+    assert sizes[1] > sizes[0] + 10, "the picture's tokens"
+
+
+@pytest.mark.parametrize("kind", ["any", "none", "auto"])
+def test_the_choice_of_tools_is_obeyed(api: anthropic.resources.Messages, kind: str) -> None:
+    kinds = {block.type for block in ask(api, tools=[WEATHER], tool_choice={"type": kind}, max_tokens=80).content}
+    assert kinds == {"tool_use" if kind == "any" else "text"}
+
+
+def test_a_schema_holds(api: anthropic.resources.Messages) -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    answer = ask(api, output_config={"format": {"type": "json_schema", "schema": schema}})
+    assert answer.content[0].text.replace(" ", "") in ('{"n":1}', '{"n":2}')
+
+
+def test_a_request_of_claude_code_is_answered(app_url: str) -> None:
+    """Its fields as it sends them, with shorter texts and one of its tools."""
+    body = {
+        "model": "shapes",
+        "max_tokens": 32000,
+        "stream": True,
+        "system": [
+            {"type": "text", "text": "You are Claude Code.", "cache_control": {"type": "ephemeral"}},
+            {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}},
+        ],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "<system-reminder>x</system-reminder>"}]},
+            {"role": "user", "content": "Hi", "cache_control": {"type": "ephemeral"}},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Hm.", "signature": "abc"},
+                    {"type": "text", "text": "I look."},
+                    {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"command": "ls"}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "toolu_1", "content": "a.txt", "is_error": False},
+                    {"type": "text", "text": "And?", "cache_control": {"type": "ephemeral"}},
+                ],
+            },
+        ],
+        "tools": [
+            {
+                "name": "Bash",
+                "description": "Runs a command.",
+                "input_schema": {
+                    "$schema": "http://json-schema.org/draft-07/schema#",
+                    "type": "object",
+                    "properties": {"command": {"type": "string"}},
+                    "required": ["command"],
+                },
+            },
+            {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
+        ],
+        "metadata": {"user_id": "user_1"},
+        "thinking": {"type": "enabled", "budget_tokens": 31999},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "temperature": 1,
+    }
+    headers = {"x-api-key": "k", "anthropic-version": "2023-06-01", "anthropic-beta": "claude-code-20250219"}
+    answer = httpx.post(f"{app_url}/v1/messages?beta=true", json=body, headers=headers, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert answer.text.startswith("event: message_start\n")
+    assert "event: message_stop\n" in answer.text
+    assert answer.headers["x-raylens-ignored-fields"] == "messages[1].cache_control,tools[1].web_search_20250305"
+
+
+def test_errors_have_the_apis_own_form(api: anthropic.resources.Messages, app_url: str) -> None:
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        api.create(model="other", max_tokens=1, messages=[asked()])
+    body: Any = missing.value.body
+    assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
+    for wrong, field in (
+        ({"messages": []}, "messages"),
+        (
+            {"messages": [asked({"type": "image", "source": {"type": "base64", "media_type": "x", "data": "%"}})]},
+            "image",
+        ),
+        ({"messages": [asked()], "tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"messages": [asked()], "max_tokens": 0}, "max_tokens"),
+    ):
+        answer = httpx.post(f"{app_url}/v1/messages", json={"model": "shapes", "max_tokens": 1, **wrong}, timeout=60)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+        assert field in answer.json()["error"]["message"]
