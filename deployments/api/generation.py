@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from raylens.deployments.api.wire import Accepted, NotDone, OptionName, RequestBody, WireModel, at_most
 from raylens.deployments.pipeline.media_source import MediaSource
@@ -66,18 +66,26 @@ class StructuredOutputs(WireModel):
     regex: str | None = None
     choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     grammar: str | None = None
+    json_object: bool = False
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
-        number = sum(one is not None for one in (self.json_schema, self.regex, self.choice, self.grammar))
+        set_ones = [one is not None for one in (self.json_schema, self.regex, self.choice, self.grammar)]
+        number = sum([*set_ones, self.json_object])
         if number != 1:
-            raise ValueError(f"exactly one of json, regex, choice and grammar has to be set, not {number}")
+            raise ValueError(f"exactly one of json, json_object, regex, choice and grammar has to be set, not {number}")
         return self
 
     @property
     def structured_output(self) -> StructuredOutput:
         choice = None if self.choice is None else tuple(self.choice)
-        return StructuredOutput(json_schema=self.json_schema, regex=self.regex, choice=choice, grammar=self.grammar)
+        return StructuredOutput(
+            json_schema=self.json_schema,
+            json_object=self.json_object,
+            regex=self.regex,
+            choice=choice,
+            grammar=self.grammar,
+        )
 
 
 class VideoIO(WireModel):
@@ -165,7 +173,9 @@ class AnyGenerationFields(MediaFields):
     include_stop_str_in_output: bool = Field(False, description="what of stop and stop_token_ids ended it is told")
     ignore_eos: bool = False
     skip_special_tokens: bool = Field(True, description="leave special tokens out of the text")
-    priority: int = Field(0, ge=0, le=1000, description="requests with a lower one go first where they have to wait")
+    priority: Annotated[int, AfterValidator(lambda value: max(0, value))] = Field(
+        0, le=1000, description="requests with a lower one go first where they have to wait; below 0: the same as 0"
+    )
     timeout_s: float | None = Field(
         None,
         gt=0,
@@ -236,6 +246,20 @@ class GenerationFields(AnyGenerationFields):
     structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool = Field(False, description="add the ids of the prompt and of the answer's tokens")
     metadata: Accepted = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = None
+    guided_grammar: str | None = None
+
+    @model_validator(mode="after")
+    def _takes_older_names(self) -> Self:
+        """Takes vLLM's earlier names of the fields of `structured_outputs`."""
+        older = {name: getattr(self, f"guided_{name}") for name in ("json", "regex", "choice", "grammar")}
+        if given := {name: value for name, value in older.items() if value is not None}:
+            if self.structured_outputs is not None:
+                raise ValueError(f"structured_outputs and guided_{min(given)} cannot both be set")
+            self.structured_outputs = StructuredOutputs.model_validate(given)
+        return self
 
     @model_validator(mode="after")
     def _options_agree(self) -> Self:

@@ -38,8 +38,8 @@ class ChatMessage(WireModel):
             raise ValueError(f"content has to be set in a message of role {self.role}")
         if self.tool_calls and self.role != "assistant":
             raise ValueError("tool_calls may be set in assistant messages only")
-        if (self.tool_call_id is not None) != (self.role == "tool"):
-            raise ValueError("tool_call_id has to be set in tool messages, and only there")
+        if self.tool_call_id is not None and self.role != "tool":
+            raise ValueError("tool_call_id may be set in tool messages only")
         return self
 
     def template_form(self) -> Message:
