@@ -4,9 +4,9 @@ https://docs.claude.com/en/api/messages"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, model_validator
 
 from raylens.deployments.api.content import MediaPart, TextPart, Url, template_content
 from raylens.deployments.api.generation import AnyGenerationFields
@@ -109,11 +109,28 @@ Block = Annotated[
 ]
 
 
+_ROLES = {
+    "tool_result": "user",
+    "tool_use": "assistant",
+    "thinking": "assistant",
+    "redacted_thinking": "assistant",
+}
+"""Of blocks that only one role has."""
+
+
 class Turn(WireModel):
     """A message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[Block], Field(max_length=10_000, fail_fast=True)]
+
+    @model_validator(mode="after")
+    def _has_blocks_of_its_role(self) -> Self:
+        for block in () if isinstance(self.content, str) else self.content:
+            role = _ROLES.get(block.type, self.role)
+            if role != self.role:
+                raise ValueError(f"{block.type} may stand in messages of role {role} only")
+        return self
 
     @property
     def said(self) -> list[TextBlock | ImageBlock]:
@@ -132,17 +149,16 @@ class Turn(WireModel):
                     "tool_call_id": block.tool_use_id,
                     "content": template_content(block.content),
                 }
-        calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
         thought = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
         message: Message = {"role": self.role, **thought_form(thought)}
-        if self.said or not (calls or blocks):
-            message["content"] = self.content if isinstance(self.content, str) else template_content(self.said)
-        if calls:
+        if calls := [block for block in blocks if isinstance(block, ToolUseBlock)]:
             message["tool_calls"] = [
                 {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.input}}
                 for one in calls
             ]
-        if message.keys() - {"role"}:
+        if self.said or not calls:
+            message["content"] = self.content if isinstance(self.content, str) else template_content(self.said)
+        if self.said or not any(isinstance(block, ToolResultBlock) for block in blocks):
             yield message
 
     def media(self, field: str) -> list[MediaSource]:

@@ -20,7 +20,11 @@ _PARTS = (
     *("text", "refusal", "input_text", "output_text", "image_url", "video_url", "audio_url"),
     *("input_image", "input_audio", "image_embeds"),
 )
-_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+_ITEMS = (
+    *("message", "function_call", "function_call_output", "reasoning", "custom_tool_call", "custom_tool_call_output"),
+    *("image", "tool_use", "tool_result", "thinking", "redacted_thinking"),
+)
+_SOURCES = ("base64", "url", "file")
 ANTHROPIC_PATH = "/v1/messages"
 _ANTHROPIC_TYPES = {
     "invalid_api_key": "authentication_error",
@@ -38,6 +42,11 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 408, 413, 422, 429, 431, 500, 503, 504)
 }
 """The possible errors of a route, for its documentation. 422 is never sent; its entry replaces FastAPI's own."""
+
+ANTHROPIC_ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": AnthropicErrorResponse} for status in ERROR_RESPONSES
+}
+"""The same for routes of Anthropic's API."""
 
 _JSON_CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}}
 JSON_ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -155,9 +164,14 @@ def _field_name(location: tuple[int | str, ...]) -> str:
     for before, part in pairwise(location):
         if isinstance(part, int):
             name += f"[{part}]"
-        elif _is_field(part) and not (isinstance(before, int) and part in (*_PARTS, *_ITEMS)):
+        elif _is_field(part) and not _is_tag(before, part):
             name += f".{part[:64]}" if name else part[:64]  # a client's own names may be of any length
     return name or "body"
+
+
+def _is_tag(before: int | str, part: str) -> bool:
+    """Returns whether the part is the tag of a union member."""
+    return part in (*_PARTS, *_ITEMS) if isinstance(before, int) else before == "source" and part in _SOURCES
 
 
 def _is_field(part: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import FastAPI
 from fastapi.responses import Response, StreamingResponse
@@ -24,7 +24,12 @@ from raylens.deployments.endpoint.call import ApiCall, HttpCall
 from raylens.deployments.endpoint.chat_answer import ChatAnswer
 from raylens.deployments.endpoint.completion_answer import CompletionAnswer
 from raylens.deployments.endpoint.deadline import Deadline, DeadlineError
-from raylens.deployments.endpoint.errors import ERROR_RESPONSES, error_response
+from raylens.deployments.endpoint.errors import (
+    ANTHROPIC_ERROR_RESPONSES,
+    ANTHROPIC_PATH,
+    ERROR_RESPONSES,
+    error_response,
+)
 from raylens.deployments.endpoint.message_answer import MessageAnswer
 from raylens.deployments.endpoint.request_cost import cost_of
 from raylens.deployments.endpoint.response_answer import ResponseAnswer
@@ -68,7 +73,8 @@ class GenerationRoutes:
         post("/v1/chat/completions", self.chat_completions, response_model=ChatCompletion)
         post("/v1/completions", self.completions, response_model=Completion)
         post("/v1/responses", self.responses, response_model=ResponseObject)
-        post("/v1/messages", self.messages, response_model=AnswerMessage)
+        own: dict[int | str, Any] = {200: {"content": events}, **ANTHROPIC_ERROR_RESPONSES}
+        api.add_api_route(ANTHROPIC_PATH, self.messages, methods=["POST"], response_model=AnswerMessage, responses=own)
 
     async def chat_completions(self, body: ChatCompletionRequest, call: HttpCall) -> Response:
         """Answers a conversation that may hold pictures, videos and sounds, all at once or as server-sent events."""

@@ -8,7 +8,7 @@ from raylens.deployments.api import tokens
 from raylens.deployments.api.anthropic import ConversationFields, CountedTokens
 from raylens.deployments.api.generation import MediaFields
 from raylens.deployments.endpoint.call import ApiCall, HttpCall
-from raylens.deployments.endpoint.errors import ERROR_RESPONSES
+from raylens.deployments.endpoint.errors import ANTHROPIC_ERROR_RESPONSES, ANTHROPIC_PATH, ERROR_RESPONSES
 from raylens.deployments.endpoint.request_cost import RequestCost, cost_of, cost_of_text
 from raylens.deployments.endpoint.served_models import ServedModels
 from raylens.deployments.pipeline.media_source import MediaSource
@@ -25,7 +25,9 @@ class TokenRoutes:
         post("/tokenize", self.tokenize)
         post("/detokenize", self.detokenize)
         post("/render", self.render)
-        post("/v1/messages/count_tokens", self.count_tokens)
+        api.add_api_route(
+            f"{ANTHROPIC_PATH}/count_tokens", self.count_tokens, methods=["POST"], responses=ANTHROPIC_ERROR_RESPONSES
+        )
 
     async def tokenize(self, body: tokens.TokenizeRequest, call: HttpCall) -> tokens.TokenizeResponse:
         """Returns the token ids of a text or of a conversation without media."""
