@@ -33,7 +33,7 @@ class CallGrammar:
 
     def literal(self, text: str) -> str:
         """Returns what stands for a text. Its special tokens stand for themselves."""
-        special = "|".join(map(re.escape, self._special_tokens))
+        special = "|".join(map(re.escape, sorted(self._special_tokens, key=len, reverse=True)))
         parts = re.split(f"({special})", text) if special else [text]
         return " ".join(self._token(part) or json.dumps(part) for part in parts if part)
 

@@ -88,7 +88,7 @@ class ToolCallReader:
         self._returns_to = 0
         try:
             yield from self._calls()
-        except NotInFormatError as error:
+        except (NotInFormatError, RecursionError) as error:  # the second: brackets within brackets
             is_end = isinstance(error, EndOfTextError)
             if self._returns_to is None:  # what follows a broken call is text, but no part of a mark
                 source.at = len(source.text) if is_end else source.at

@@ -128,6 +128,17 @@ def test_a_call_that_does_not_end_is_a_call(form: str, text: str, arguments: str
     assert parsed(text, form=form) == ("", [("weather", arguments)])
 
 
+@pytest.mark.parametrize("form", ["gemma4", "hermes", "llama4_pythonic"])
+def test_brackets_without_end_are_a_call_that_does_not_end(form: str) -> None:
+    begun = {
+        "gemma4": "<|tool_call>call:weather{city:",
+        "hermes": '<tool_call>{"name": "weather", "arguments": {"city": ',
+        "llama4_pythonic": "[weather(city=",
+    }
+    _, ((name, arguments),) = parsed(begun[form] + "[" * 20_000, form=form)
+    assert (name, arguments[:1]) == ("weather", "" if form == "llama4_pythonic" else "{")
+
+
 @pytest.mark.parametrize(
     ("form", "text"),
     [
