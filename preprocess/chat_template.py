@@ -5,10 +5,12 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from jinja2.exceptions import TemplateError
 from transformers.utils.chat_template_utils import (
+    _CONTROL_TOKEN_START,
     _get_control_token_patterns,
     _get_template_variables,
     mark_control_tokens,
@@ -37,6 +39,9 @@ _RESERVED_VARIABLES = frozenset(
     | {"load_audio_from_video", "processor_kwargs", "sanitize_control_tokens"}
 )
 """Template variables that the server or transformers sets, so that a client may not."""
+
+_MAX_CONTROL_TOKEN_CHARS = 64
+"""A control token of more characters may be put together of parts."""
 
 MAX_SECONDS = 5.0
 """The CPU time for one prompt. An ordinary template renders ten thousand messages in less than a tenth of this."""
@@ -177,8 +182,32 @@ def _marked(value: Any, control_tokens: re.Pattern[str]) -> Any:
     if isinstance(value, dict):
         return {_marked(key, control_tokens): _marked(inner, control_tokens) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_marked(inner, control_tokens) for inner in value]
+        return _parted([_marked(inner, control_tokens) for inner in value], control_tokens)
     return mark_control_tokens(value, control_tokens)
+
+
+def _parted(values: list[Any], control_tokens: re.Pattern[str]) -> list[Any]:
+    """Returns the values with a mark between text parts that would make up a control token if a template joined them.
+    transformers' tokenization drops a lone mark, but joins nothing over it."""
+    texts: list[Any] = [
+        one.get("text") if isinstance(one, dict) and one.get("type") == "text" else None for one in values
+    ]
+    for index, text in enumerate(texts[:-1]):
+        following = "".join(takewhile(lambda one: isinstance(one, str), texts[index + 1 :]))
+        if isinstance(text, str) and following and _joins(text, following, control_tokens):
+            values[index] = {**values[index], "text": text + _CONTROL_TOKEN_START}
+    return values
+
+
+def _joins(text: str, following: str, control_tokens: re.Pattern[str]) -> bool:
+    """Returns whether a control token begins in the text and ends in the following one."""
+    before = text[-_MAX_CONTROL_TOKEN_CHARS:]
+    both, at = before + following[:_MAX_CONTROL_TOKEN_CHARS], 0
+    while found := control_tokens.search(both, at):
+        if found.start() < len(before) < found.end():
+            return True
+        at = found.start() + 1
+    return False
 
 
 def _with_text_arguments(message: Message) -> Message:

@@ -63,7 +63,11 @@ class MessageContents:
                 else:
                     placed.append({"role": "user", "content": moved})
                 moved = []
-            has_place = [self._has_place(message["role"], part) for part in parts_of(message)]
+            # Behind a moved item all others move, too: items are in the order of the request.
+            has_place = [
+                part["type"] == "text" or (not moved and self._has_place(message["role"], part))
+                for part in parts_of(message)
+            ]
             if not all(has_place):
                 moved = [*moved, *compress(parts_of(message), map(not_, has_place))]
                 message = {**message, "content": [*compress(parts_of(message), has_place)]}

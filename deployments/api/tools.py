@@ -270,11 +270,13 @@ class ToolFields(WireModel):
         choice = chosen if isinstance(chosen, Selection) else Selection(is_forced=chosen == "required")
         if len(set(names)) < len(names):
             raise ValueError("tools: two functions have the same name")
-        if (choice.is_forced or choice.names) and not names:
+        if choice.names and not names:
             raise ValueError("tool_choice: there are no tools to choose from")
         if choice.names is not None and not choice.names <= {*names}:
             raise ValueError("tool_choice names a function that is not among the tools")
         offered = [] if chosen == "none" else tools
         allowed = [tool for tool in offered if choice.names is None or tool.function.name in choice.names]
+        if choice.is_forced and not allowed:
+            raise ValueError("tool_choice: there are no tools to choose from")
         self._offered = OfferedTools(offered, allowed, choice.is_forced, is_single=self.wants_single_call)
         return self

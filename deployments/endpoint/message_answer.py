@@ -149,6 +149,6 @@ def _object_in(arguments: str) -> dict[str, Any]:
     """Returns the call's arguments; of broken JSON what can be read of it."""
     try:
         value = from_json(arguments or "{}", allow_partial=True)
-    except ValueError:
+    except (ValueError, TypeError):
         return {}
     return value if isinstance(value, dict) else {}

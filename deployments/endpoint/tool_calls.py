@@ -8,7 +8,7 @@ from pydantic_core import from_json
 from raylens.deployments.api.tools import OfferedTools
 from raylens.deployments.wire.stage_messages import GeneratedText
 from raylens.llm.sampling.params import SamplingParams
-from raylens.llm.sampling.structured_output import StructuredOutput
+from raylens.llm.sampling.structured_output import MAX_GRAMMAR_CHARS, StructuredOutput
 from raylens.preprocess.tool_calls.formats import ToolCallFormat
 from raylens.preprocess.tool_calls.reader import CallPart, ToolCallReader
 
@@ -50,7 +50,7 @@ class _CustomInput:
         self._json += arguments
         try:
             found = from_json(self._json or "{}", allow_partial="trailing-strings")
-        except ValueError:  # the model wrote no JSON
+        except (ValueError, TypeError):  # the model wrote no JSON
             return ""
         text = found.get("input") if isinstance(found, dict) else None
         told = text[self._num_told :] if isinstance(text, str) else ""
@@ -67,7 +67,8 @@ def forced_call(form: ToolCallFormat | None, offered: OfferedTools) -> Structure
     several calls in a row are possible. `form`: the model's form of calls, if it has one."""
     if form is None or not offered.is_forced:
         return None
-    return StructuredOutput(grammar=form.grammar(_parameters(offered), is_single=offered.is_single))
+    grammar = form.grammar(_parameters(offered), is_single=offered.is_single, max_chars=MAX_GRAMMAR_CHARS)
+    return StructuredOutput(grammar=grammar)
 
 
 def with_marks(params: SamplingParams, form: ToolCallFormat | None) -> SamplingParams:

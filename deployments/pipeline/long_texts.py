@@ -94,7 +94,9 @@ class LongTexts:
             return [self._restored(one, keeps_media=keeps_media, key=key) for one in value]
         if isinstance(value, dict):
             return {
-                self.text(name): self._restored(one, keeps_media=keeps_media, key=name) for name, one in value.items()
+                # The input of a tool call is no media, whatever its keys.
+                self.text(name): self._restored(one, keeps_media=keeps_media and name != "input", key=name)
+                for name, one in value.items()
             }
         return value
 

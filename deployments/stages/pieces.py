@@ -144,7 +144,8 @@ class PieceMaker:
         parts = []
         for token_id in self._told(last, token_ids):
             text = detokenizer.append([token_id])
-            parts.append(splitter.feed(text or splitter.tag_of(self._tokenizer.token_bytes(token_id))))
+            is_silent = not text and not detokenizer.tells(token_id)
+            parts.append(splitter.feed(splitter.tag_of(self._tokenizer.token_bytes(token_id)) if is_silent else text))
         if last.finish_reason is not None:
             parts.append(splitter.flush("" if detokenizer.stopped else detokenizer.flush()))
         return "".join(thought for thought, _ in parts), "".join(text for _, text in parts)

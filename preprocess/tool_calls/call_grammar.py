@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from raylens.preprocess.schema import InvalidRequestError
+
 Schema = Mapping[str, Any]
 """A JSON schema."""
 
@@ -15,10 +17,12 @@ _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 
 class CallGrammar:
     """The rules so far. `special_tokens`: ids by text, for the model's special tokens, whose text no other tokens may
-    spell."""
+    spell. `max_chars`: of all rules. A rule beyond it raises InvalidRequestError."""
 
-    def __init__(self, special_tokens: Mapping[str, int]) -> None:
+    def __init__(self, special_tokens: Mapping[str, int], max_chars: int) -> None:
         self._special_tokens = special_tokens
+        self._max_chars = max_chars
+        self._num_chars = 0
         self._rules: dict[str, str] = {}
 
     def text(self, start: str) -> str:
@@ -29,6 +33,10 @@ class CallGrammar:
         """Adds a rule, or replaces the one of the `name`, and returns its name."""
         name = name or f"rule_{len(self._rules)}"
         self._rules[name] = f"{name}{options}: {body}"
+        self._num_chars += len(body)
+        if self._num_chars > self._max_chars:
+            reason = f"their grammar must be at most {self._max_chars} characters, got at least {self._num_chars}"
+            raise InvalidRequestError(reason, field="grammar")
         return name
 
     def literal(self, text: str) -> str:

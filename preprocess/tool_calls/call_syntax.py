@@ -12,7 +12,7 @@ from raylens.preprocess.tool_calls.incoming_text import EndOfTextError, Incoming
 from raylens.preprocess.tool_calls.json_text import (
     Telling,
     escaped,
-    is_object,
+    json_of,
     read_container,
     read_string,
     read_value,
@@ -62,19 +62,20 @@ class JsonCall(CallSyntax):
 
     def read(self, source: IncomingText, offered: Offered) -> CallReading:
         yield from source.expect("{")
-        called, early, is_told = None, "{}", False
+        called: Called | None = None
+        early, is_told = "{}", False
         while True:
             key = yield from read_string(source)
             yield from source.expect(":")
-            if key == self.name:
+            if key == self.name and called is None:
                 called = _called((yield from read_string(source)), offered)
-            elif key in ("arguments", "parameters") and called is not None:
+            elif key not in ("arguments", "parameters") or is_told:
+                yield from read_value(source)
+            elif called is not None:
                 is_told = True
                 yield from _begun(called, _read_arguments(source))
-            elif key in ("arguments", "parameters"):
-                early = yield from whole(_read_arguments(source))
             else:
-                yield from read_value(source)
+                early = yield from whole(_read_arguments(source))
             if not (yield from source.finds(",")):
                 break
         yield from source.expect("}")
@@ -86,7 +87,7 @@ class JsonCall(CallSyntax):
 
     def grammar(self, name: str, schema: Schema, grammar: CallGrammar) -> str:
         opening = grammar.literal(f'{{"{self.name}": {json.dumps(name)}, "{self.arguments}": ')
-        return f'{opening} {grammar.json(schema)} "}}"'
+        return f'{opening} {grammar.json({**schema, "type": "object"})} "}}"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,8 @@ class NamedJsonCall(CallSyntax):
         yield from _begun(_called(written[1], offered), _read_arguments(source))
 
     def grammar(self, name: str, schema: Schema, grammar: CallGrammar) -> str:
-        return f"{grammar.literal(self.around_name.format(name) + self.name_end)} {grammar.json(schema)}"
+        opening = grammar.literal(self.around_name.format(name) + self.name_end)
+        return f"{opening} {grammar.json({**schema, 'type': 'object'})}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +129,11 @@ class TaggedCall(CallSyntax):
         try:
             while (yield from source.finds(self.key_start)):
                 key = yield from self._read_key(source)
-                yield f"{opening}{_quoted(key)}: "
                 schema, _ = parameters.get(key, ({}, False))
-                opening = ", "
-                yield from self._read_value(source, schema)
-        except EndOfTextError:
+                for part in self._read_value(source, schema, f"{opening}{json_of(key)}: "):
+                    opening = opening if part is None else ", "
+                    yield part
+        except NotInFormatError:
             yield _closed(opening)
             raise
         yield _closed(opening)
@@ -142,16 +144,17 @@ class TaggedCall(CallSyntax):
         yield from source.expect(" ".join(others))
         return key.strip()
 
-    def _read_value(self, source: IncomingText, schema: Schema) -> Telling[None]:
+    def _read_value(self, source: IncomingText, schema: Schema, before: str) -> Telling[None]:
+        """Tells `before` and the value. Only a string is told while it is written."""
         if self.key_end.endswith("\n") and (yield from source.some()).startswith("\n"):
             source.take(1)
         if types_of(schema) == {"string"}:
-            yield '"'
+            yield f'{before}"'
             yield from _read_text(source, self.value_end.rstrip())
             yield '"'
         else:
             text = yield from whole(_read_text(source, self.value_end.rstrip()))
-            yield json.dumps(from_text(json.loads(f'"{text}"'), schema), ensure_ascii=False)
+            yield before + from_text(json.loads(f'"{text}"'), schema)
 
     def grammar(self, name: str, schema: Schema, grammar: CallGrammar) -> str:
         parameters = parameters_of(schema)
@@ -160,9 +163,10 @@ class TaggedCall(CallSyntax):
 
     def _argument(self, key: str, schema: Schema, grammar: CallGrammar) -> str:
         opening = grammar.literal(self.key_start + key + self.key_end)
-        if types_of(schema) != {"string"}:
+        types = types_of(schema)
+        if types and "string" not in types:
             return f"{opening} {grammar.json(schema)} {grammar.literal(self.value_end)}"
-        if options := string_options(schema):
+        if types == {"string"} and (options := string_options(schema)):
             return f"{opening} {alternatives([*map(grammar.literal, options)])} {grammar.literal(self.value_end)}"
         return f"{opening} {grammar.text_up_to(self.value_end)}"
 
@@ -176,13 +180,18 @@ class PythonicCall(CallSyntax):
         yield from source.expect("(")
         yield _called(name, offered)
         opening = "{"
-        while not (yield from source.finds(")")):
-            if opening != "{":
-                yield from source.expect(",")
-            key = (yield from source.until("=")).strip()
-            value = yield from self._read_value(source)
-            yield f"{opening}{_quoted(key)}: {value}"
-            opening = ", "
+        try:
+            while not (yield from source.finds(")")):
+                if opening != "{":
+                    yield from source.expect(",")
+                key = yield from _read_name(source)
+                yield from source.expect("=")
+                value = yield from self._read_value(source)
+                yield f"{opening}{json_of(key)}: {value}"
+                opening = ", "
+        except NotInFormatError:
+            yield _closed(opening)
+            raise
         yield _closed(opening)
 
     def _read_value(self, source: IncomingText) -> Waiting[str]:
@@ -202,12 +211,12 @@ class PythonicCall(CallSyntax):
             return True
 
         text = (yield from source.while_char(goes_on)).strip()
-        for parse in (ast.literal_eval, json.loads):
+        for parse in (json.loads, ast.literal_eval):
             try:
-                return json.dumps(parse(text), ensure_ascii=False, allow_nan=False)
+                return json_of(parse(text))
             except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
                 continue
-        return _quoted(text)
+        return json_of(text)
 
     def grammar(self, name: str, schema: Schema, grammar: CallGrammar) -> str:
         arguments = [
@@ -244,7 +253,7 @@ class BareKeyCall(CallSyntax):
             yield from self._read_members(source, "{", "}")
         else:
             text = yield from source.while_char(lambda char: char not in ",]}")
-            yield json.dumps(from_text(text.strip(), {}), ensure_ascii=False)
+            yield from_text(text.strip(), {})
 
     def _read_members(self, source: IncomingText, opening: str, closing: str) -> Telling[None]:
         yield opening
@@ -265,7 +274,7 @@ class BareKeyCall(CallSyntax):
             yield from source.expect(":")
         else:
             key = (yield from source.until(":")).strip()
-        yield f"{_quoted(key)}: "
+        yield f"{json_of(key)}: "
 
     def grammar(self, name: str, schema: Schema, grammar: CallGrammar) -> str:
         text = self._text(grammar)
@@ -316,14 +325,18 @@ def _begun(called: Called, arguments: Telling[None]) -> CallReading:
 
 
 def _read_arguments(source: IncomingText) -> Telling[None]:
-    """Tells arguments in JSON. They may stand in a JSON string, as some models write them."""
-    first = yield from source.next_char()
-    if first == "{":
+    """Tells arguments in JSON. They may be null, or stand in a JSON string, as some models write them."""
+    if (yield from source.next_char()) == "{":
         yield from read_container(source)
-    elif first == '"' and is_object(text := (yield from read_string(source))):
-        yield text
-    else:
+        return
+    value = json.loads((yield from read_value(source)))
+    try:
+        value = json.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise NotInFormatError("arguments") from error
+    if value is not None and not isinstance(value, dict):
         raise NotInFormatError("arguments")
+    yield json_of(value or {})
 
 
 def _read_name(source: IncomingText) -> Waiting[str]:
@@ -344,10 +357,6 @@ def _read_text(source: IncomingText, end: str) -> Telling[None]:
         raise
     yield escaped(source.take(found - source.at).removesuffix(end.removesuffix(mark)))
     source.take(len(mark))
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _closed(opening: str) -> str:

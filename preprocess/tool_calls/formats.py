@@ -60,9 +60,10 @@ class ToolCallFormat:
         of_syntax = (getattr(self.syntax, one.name) for one in fields(self.syntax))
         return " ".join([self.begin, self.start, *of_syntax, self.end, self.finish])
 
-    def grammar(self, functions: Mapping[str, Schema], *, is_single: bool) -> str:
-        """Returns the grammar of an answer that calls one of the functions, or several in a row."""
-        grammar = CallGrammar(self.special_tokens)
+    def grammar(self, functions: Mapping[str, Schema], *, is_single: bool, max_chars: int) -> str:
+        """Returns the grammar of an answer that calls one of the functions, or several in a row. Raises
+        InvalidRequestError for one of more than `max_chars`."""
+        grammar = CallGrammar(self.special_tokens, max_chars)
         calls = [self.syntax.grammar(name, schema, grammar) for name, schema in functions.items()]
         call = grammar.rule(f"{grammar.literal(self.start)} {alternatives(calls)} {grammar.literal(self.end)}")
         others = "" if is_single else f"({grammar.literal(self.separator)} {call})*"

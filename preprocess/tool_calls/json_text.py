@@ -16,6 +16,13 @@ def escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
+def json_of(value: object) -> str:
+    """Returns the value as JSON that can be encoded. Raises ValueError for numbers that JSON does not have."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    # Half of a character that needs two in UTF-16, as models write in escapes.
+    return json.dumps(value) if any("\ud800" <= char <= "\udfff" for char in text) else text
+
+
 def read_container(source: IncomingText) -> Telling[None]:
     """Tells an object or a list as it stands in the text. Raises NotInFormatError where brackets do not match, or at
     the first character that JSON has only within quotes."""
@@ -73,13 +80,6 @@ def _quoted(source: IncomingText) -> Waiting[str]:
             return source.text[begun : source.at]
         yield from source.some()
         source.at += 1
-
-
-def is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def whole(telling: Telling[None]) -> Waiting[str]:

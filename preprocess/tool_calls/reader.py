@@ -33,6 +33,9 @@ class ToolCallReader:
         self._num_calls = 0
         self._returns_to: int | None = 0
         """Where text begins if what is read there is no call. None: a call has begun."""
+        self._newlines = ""
+        """The newlines before the mark, which a call takes with it."""
+        self._is_behind_call = False
         self._reading = self._answer()
 
     def feed(self, text: str, *, is_last: bool = False) -> tuple[str, list[CallPart]]:
@@ -74,12 +77,15 @@ class ToolCallReader:
             certain = source.text[source.at :][: source.num_certain(mark)].rstrip("\n")
             yield source.take(len(certain))
             yield from source.more()
-        yield source.take(found - source.at).rstrip("\n")
+        text = source.take(found - source.at)
+        self._newlines = text[len(text.rstrip("\n")) :]
+        yield text.rstrip("\n")
 
     def _skip_newlines(self) -> _Found:
         """Skips the newlines behind a call."""
-        while self._num_calls and (yield from self._source.some())[0] == "\n":
+        while self._is_behind_call and (yield from self._source.some())[0] == "\n":
             self._source.take(1)
+        self._is_behind_call = False
 
     def _section(self) -> _Found:
         """Tells the calls at the mark. Without any, the mark is text."""
@@ -96,7 +102,7 @@ class ToolCallReader:
                 return
             source.at = self._returns_to
             if self._returns_to == 0:
-                yield source.take(len(source.text) if is_end else len(self._format.mark))
+                yield self._newlines + source.take(len(source.text) if is_end else len(self._format.mark))
 
     def _calls(self) -> _Found:
         source, form = self._source, self._format
@@ -117,7 +123,7 @@ class ToolCallReader:
         for told in self._format.syntax.read(self._source, self._offered):
             if isinstance(told, Called):
                 self._num_calls += 1
-                self._returns_to = None
+                self._returns_to, self._is_behind_call = None, True
                 yield CallPart(index, "", told.name, self._format.new_id(told.name, index))
             elif told is None:
                 yield None

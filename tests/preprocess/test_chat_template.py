@@ -57,6 +57,13 @@ def test_what_clients_write_is_text(prompt: ChatPrompt) -> None:
     assert control_tokens(prompt) == []
 
 
+@pytest.mark.parametrize("texts", [("</", "s>"), ("<ima", "", "ge>"), ("x<image></s", ">"), ("<im<", "/s>")])
+def test_control_tokens_do_not_come_of_parts(texts: tuple[str, ...]) -> None:
+    parts = [{"type": "text", "text": text} for text in texts]
+    for role in ("user", "tool"):
+        assert control_tokens(ChatPrompt([{"role": role, "content": parts}])) == []
+
+
 def test_what_the_template_writes_is_not() -> None:
     assert control_tokens(ChatPrompt([{"role": "user", "content": "picture"}])) == ["<image>"]
 

@@ -25,6 +25,7 @@ CUSTOM: Any = {
     "type": "custom",
     "custom": {"name": "patch", "description": "Edit.", "format": {"type": "grammar", "definition": "start: /x/"}},
 }
+NOTHING = {"mode": "required", "tools": []}
 HOSTED: Any = {"type": "web_search", "filters": {"allowed_domains": []}}
 
 
@@ -85,6 +86,10 @@ def test_tools_that_other_servers_run_are_left_out_and_named() -> None:
     [
         ({"tools": [HOSTED], "tool_choice": "required"}, "tool_choice: there are no tools to choose from"),
         ({"tools": [HOSTED], "tool_choice": {"type": "web_search"}}, "this server runs no tool of type 'web_search'"),
+        (
+            {"tools": FUNCTIONS, "tool_choice": {"type": "allowed_tools", "allowed_tools": NOTHING}},
+            "tool_choice: there are no tools to choose from",
+        ),
         ({"tools": [*FUNCTIONS, FUNCTIONS[0]]}, "tools: two functions have the same name"),
         (
             {"tools": FUNCTIONS, "tool_choice": {"type": "function", "function": {"name": "x"}}},

@@ -197,6 +197,23 @@ def test_pictures_of_tools_stand_there_or_behind_the_results(name: str, expected
     assert text.count("<image>") == 2
 
 
+def test_a_picture_behind_a_moved_one_moves_too() -> None:
+    """Else the first placeholder would get the second picture."""
+    template = (
+        "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}"
+        "{% elif m.role == 'assistant' %}{{ m.content[0].text }}{% else %}{% for part in m.content %}"
+        "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
+    )
+    shown: list[dict[str, str]] = [{"type": "text", "text": "A"}, {"type": "image"}]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": shown, "tool_calls": CALLS[:1]},
+        {"role": "tool", "tool_call_id": CALLS[0]["id"], "content": [{"type": "text", "text": "B"}, {"type": "image"}]},
+    ]
+    text = Filled(Template(template, writes_pictures=True)).ours(ChatPrompt(messages))
+    assert text == "[user]Go.[assistant]A[tool]B[user]<image><image>"
+
+
 def test_a_moved_picture_comes_before_what_the_user_says_then() -> None:
     result = {"role": "tool", "tool_call_id": CALLS[0]["id"], "content": [{"type": "image"}]}
     messages = [*CALLED, result, {"role": "user", "content": "Which?"}]

@@ -47,6 +47,12 @@ def test_pictures_are_left_out_of_what_is_parsed(chunk_bytes: int) -> None:
     assert found[1]["text"] == "What?"
 
 
+@pytest.mark.parametrize("key", ["data", "url", "image", "other"])
+def test_the_input_of_a_tool_call_is_no_media(key: str) -> None:
+    call = {"type": "tool_use", "id": "t", "name": "f", "input": {key: LONG, "deep": [{key: LONG}]}}
+    assert parsed(chat(call)) == chat(call)
+
+
 SAFE_IN_URLS = f"data:image/png;base64,{base64.urlsafe_b64encode(os.urandom(3 * SLICE_BYTES + 1)).decode().rstrip('=')}"
 
 

@@ -159,3 +159,11 @@ def test_thoughts_are_no_text(tokenizer: Any, is_special: bool, is_merged: bool)
     assert ("".join(piece.thought for piece in pieces), joined(pieces)) == ("It is é.", "Yes: é")
     assert pieces[-1].num_thought_tokens == len(asked.token_ids("[THINK]It is é. [/THINK]"))
     assert sum(len(piece.logprobs) for piece in pieces) == len(outputs)
+
+
+def test_the_beginning_of_a_stop_string_in_thoughts_is_told_once(tokenizer: Any) -> None:
+    """It is also the beginning of a tag, but no tag."""
+    asked = Asked(tokenizer, "<|im_end|>", thoughts=ThoughtFormat("<think>", "</think>"))
+    pieces = [piece for one in asked.outputs("<think>a < b <</think>c") for piece in asked.maker([one])]
+    assert "".join(piece.thought for piece in pieces) == "a < b <"
+    assert joined(pieces) == "c"

@@ -15,7 +15,8 @@ from transformers import AutoTokenizer
 
 from raylens.llm.byte_tokenizer import ByteTokenizer
 from raylens.llm.sampling.grammar_check import make_matcher
-from raylens.preprocess.schema import Message
+from raylens.llm.sampling.structured_output import MAX_GRAMMAR_CHARS
+from raylens.preprocess.schema import InvalidRequestError, Message
 from raylens.preprocess.tool_calls.detection import detect_format
 from raylens.preprocess.tool_calls.formats import FORMATS, ToolCallFormat
 from raylens.preprocess.tool_calls.reader import ToolCallReader
@@ -177,9 +178,56 @@ def test_the_grammar_of_forced_calls_takes_what_a_template_writes(
     tokenizer: ByteTokenizer, name: str, arguments: dict[str, Any], is_right: bool
 ) -> None:
     functions = {"weather": PLACES, "time": {"type": "object", "properties": {}}}
-    grammar = BY_NAME[name].grammar(functions, is_single=True)
+    grammar = BY_NAME[name].grammar(functions, is_single=True, max_chars=MAX_GRAMMAR_CHARS)
     matcher = make_matcher(tokenizer.matching(), "grammar", grammar)
     assert not matcher.is_error(), matcher.get_error()
     ids = tokenizer._ids(WITH_ID.sub("", written(name, [("weather", arguments)])))
     num_taken = matcher.try_consume_tokens([*ids])
     assert (num_taken == len(ids) and matcher.is_accepting()) == is_right, tokenizer._tokenizer.decode(ids[:num_taken])
+
+
+def takes(tokenizer: ByteTokenizer, name: str, schema: dict[str, Any], text: str) -> bool:
+    """Whether the text is a forced call of `f`."""
+    grammar = BY_NAME[name].grammar({"f": schema}, is_single=True, max_chars=MAX_GRAMMAR_CHARS)
+    matcher = make_matcher(tokenizer.matching(), "grammar", grammar)
+    ids = tokenizer._ids(text)
+    return matcher.try_consume_tokens([*ids]) == len(ids) and bool(matcher.is_accepting())
+
+
+def test_what_may_be_a_string_is_one_between_tags(tokenizer: ByteTokenizer) -> None:
+    schema = {"properties": {"city": {"anyOf": [{"type": "string"}, {"type": "null"}]}}, "required": ["city"]}
+    text = written("qwen3_coder", [("f", {"city": "Rome"})])
+    assert takes(tokenizer, "qwen3_coder", schema, text)
+    assert read(BY_NAME["qwen3_coder"], [text], {"f": schema}) == ("", [("f", {"city": "Rome"})])
+    union = {"properties": {"city": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/A"}]}}}
+    text = written("qwen3_coder", [("f", {"city": {"a": 1}})])
+    assert read(BY_NAME["qwen3_coder"], [text], {"f": union}) == ("", [("f", {"city": {"a": 1}})])
+
+
+@pytest.mark.parametrize("name", ["hermes", "kimi_k2"])
+def test_forced_arguments_are_an_object(tokenizer: ByteTokenizer, name: str) -> None:
+    text = written(name, [("f", {"a": 5})])
+    schema = {"properties": {"a": {"type": "integer"}}}
+    assert takes(tokenizer, name, schema, text)
+    assert not takes(tokenizer, name, schema, text.replace('{"a": 5}', "5"))
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "gemma4", "gemma3"])
+def test_schemas_of_any_form_make_a_grammar(tokenizer: ByteTokenizer, name: str) -> None:
+    referring = {"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"a": {"type": "integer"}}, "required": ["a"]}}}
+    assert takes(tokenizer, name, referring, written(name, [("f", {"a": 5})]))
+    assert not takes(tokenizer, name, referring, written(name, [("f", {})]))
+    odd: dict[str, Any] = {"properties": {"a": {"type": "integer"}, "b": True}, "required": [["a"], "a"]}
+    assert takes(tokenizer, name, odd, written(name, [("f", {"a": 5})]))
+    assert read(BY_NAME[name], [written(name, [("f", {"a": 5})])], {"f": odd}) == ("", [("f", {"a": 5})])
+
+
+def test_a_long_grammar_is_refused_before_it_is_written() -> None:
+    definitions = {"X": {"description": "x" * 10_000}}
+    plain = {"$defs": definitions, "properties": {f"a{number}": {"type": "integer"} for number in range(300)}}
+    grammar = BY_NAME["glm45"].grammar({"f": plain}, is_single=True, max_chars=MAX_GRAMMAR_CHARS)
+    assert "xxx" not in grammar, "nothing refers to them"
+    lists = {f"a{number}": {"type": "array", "items": {"$ref": "#/$defs/X"}} for number in range(300)}
+    referring = {**plain, "properties": lists}
+    with pytest.raises(InvalidRequestError, match="at most 131072 characters"):
+        BY_NAME["glm45"].grammar({"f": referring}, is_single=True, max_chars=MAX_GRAMMAR_CHARS)

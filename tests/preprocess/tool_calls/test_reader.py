@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from raylens.preprocess.tool_calls.formats import FORMATS
 from raylens.preprocess.tool_calls.reader import CallPart, ToolCallReader
 
+TAGGED = "<tool_call><function=weather><parameter="
+HALF = r'{"a": "\ud83d"}'
+"""Half of a character in UTF-16."""
 BY_NAME = {form.name: form for form in FORMATS}
 OFFERED = {name: {"type": "object", "properties": {"city": {"type": "string"}}} for name in ("weather", "time")}
 
@@ -120,8 +123,19 @@ def test_a_string_between_tags_is_told_while_it_is_written() -> None:
         ("qwen3_coder", "<tool_call><function=weather><parameter=city>Rome</parameter>", '{"city": "Rome"}'),
         ("qwen3_coder", "<tool_call><function=weather><parameter=city>Rome</par", '{"city": "Rome</par"}'),
         ("qwen3_coder", "<tool_call>\n<function=weather>\n</function>\n</tool_call>", "{}"),
+        ("qwen3_coder", f"{TAGGED}city>Rome</parameter><parameter=days>1", '{"city": "Rome"}'),
+        ("qwen3_coder", f"{TAGGED}n>NaN</parameter></function></tool_call>", '{"n": "NaN"}'),
         ("gemma4", '<|tool_call>call:weather{city:<|"|>Rome', '{"city": "Rome"'),
-        ("llama4_pythonic", "[weather(city='Rome',", '{"city": "Rome"'),
+        ("gemma4", "<|tool_call>call:weather{n:1e999}<tool_call|>", '{"n": "1e999"}'),
+        ("hermes", '<tool_call>\n{"name": "weather", "arguments": null}\n</tool_call>', "{}"),
+        (
+            "hermes",
+            '<tool_call>{"name": "weather", "arguments": "{\\"a\\": \\"\\\\ud83d\\"}"}</tool_call>',
+            '{"a": "\\ud83d"}',
+        ),
+        ("llama4_pythonic", r'[weather(city="\ud83d\ude00")]', '{"city": "😀"}'),
+        ("llama4_pythonic", r"[weather(city='\ud83d')]", '{"city": "\\ud83d"}'),
+        ("llama4_pythonic", "[weather(city='Rome',", '{"city": "Rome"}'),
     ],
 )
 def test_a_call_that_does_not_end_is_a_call(form: str, text: str, arguments: str) -> None:
@@ -136,7 +150,7 @@ def test_brackets_without_end_are_a_call_that_does_not_end(form: str) -> None:
         "llama4_pythonic": "[weather(city=",
     }
     _, ((name, arguments),) = parsed(begun[form] + "[" * 20_000, form=form)
-    assert (name, arguments[:1]) == ("weather", "" if form == "llama4_pythonic" else "{")
+    assert (name, arguments[:1]) == ("weather", "{")
 
 
 @pytest.mark.parametrize(
@@ -163,3 +177,20 @@ def test_ids_are_those_that_a_models_template_takes(form: str, pattern: str) -> 
     _, (part,) = parts(texts[form], form=form)
     assert part.id is not None
     assert re.fullmatch(pattern, part.id)
+
+
+def test_arguments_that_come_twice_are_one_call() -> None:
+    twice = '<tool_call>{"name": "weather", "arguments": {"a": 1}, "parameters": {"b": 2}, "name": "time"}</tool_call>'
+    assert parsed(twice + call("time")) == ("", [("weather", '{"a": 1}'), ("time", "{}")])
+    assert parsed(*(twice + call("time"))) == ("", [("weather", '{"a": 1}'), ("time", "{}")])
+
+
+def test_newlines_around_a_mark_that_is_no_call_are_kept() -> None:
+    text = "Write it so:\n\n<tool_call>\n{...}\n</tool_call>\n\nDone."
+    assert parsed(text) == (text, [])
+    assert parsed(f"{call()}\nSo:\n\n<tool_call>\n\nfoo") == ("So:\n\n<tool_call>\n\nfoo", [("weather", "{}")])
+
+
+def test_text_behind_a_call_in_another_form_is_kept() -> None:
+    text, calls = parsed('[weather("Rome")] And x = 5.', form="llama4_pythonic")
+    assert (text, calls) == ('"Rome")] And x = 5.', [("weather", "{}")])
