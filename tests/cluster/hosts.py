@@ -53,10 +53,14 @@ class Host:
         return int(children[0])
 
     def run(self, command: str, *, timeout: float = 120, check: bool = True) -> str:
-        """Returns the output of a shell command on the host."""
-        done = subprocess.run(
-            self.inside(command), capture_output=True, text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL
-        )
+        """Returns the output of a shell command on the host. A failure shows how far the command came."""
+        try:
+            done = subprocess.run(
+                self.inside(command), capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL
+            )
+        except subprocess.TimeoutExpired as late:
+            told = [(one or b"").decode(errors="replace")[-4000:] for one in (late.stdout, late.stderr)]
+            raise AssertionError(f"{self.name}: {command}: no end after {timeout:g} s\n" + "\n".join(told)) from None
         if check and done.returncode:
             raise AssertionError(f"{self.name}: {command}\n{done.stdout}\n{done.stderr}")
         return done.stdout + done.stderr

@@ -36,7 +36,7 @@ REASON = missing()
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.skipif(REASON is not None, reason=REASON or ""),
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(600),
 ]
 
 INSTALL = f"""set -e
@@ -63,7 +63,7 @@ class Cluster:
         """Makes the cluster, or brings it up to date, with `served` for serve.yaml; returns what `ray up` says."""
         (self.control.home / "raylens" / "serve.yaml").write_text(yaml.safe_dump(served))
         try:
-            return self.control.run("ray up -y --no-config-cache cluster.yaml", timeout=800)
+            return self.control.run("ray up -y --no-config-cache cluster.yaml", timeout=400)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.logs()}") from error
 
