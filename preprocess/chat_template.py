@@ -5,7 +5,6 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -189,20 +188,22 @@ def _marked(value: Any, control_tokens: re.Pattern[str]) -> Any:
 def _parted(values: list[Any], control_tokens: re.Pattern[str]) -> list[Any]:
     """Returns the values with a mark between text parts that would make up a control token if a template joined them.
     transformers' tokenization drops a lone mark, but joins nothing over it."""
-    texts: list[Any] = [
-        one.get("text") if isinstance(one, dict) and one.get("type") == "text" else None for one in values
-    ]
-    for index, text in enumerate(texts[:-1]):
-        following = "".join(takewhile(lambda one: isinstance(one, str), texts[index + 1 :]))
-        if isinstance(text, str) and following and _joins(text, following, control_tokens):
-            values[index] = {**values[index], "text": text + _CONTROL_TOKEN_START}
+    following = ""
+    for index in reversed(range(len(values))):
+        match values[index]:
+            case {"type": "text", "text": str(text)}:
+                if following and _joins(text, following, control_tokens):
+                    values[index] = {**values[index], "text": text + _CONTROL_TOKEN_START}
+                following = (text[:_MAX_CONTROL_TOKEN_CHARS] + following)[:_MAX_CONTROL_TOKEN_CHARS]
+            case _:
+                following = ""
     return values
 
 
 def _joins(text: str, following: str, control_tokens: re.Pattern[str]) -> bool:
     """Returns whether a control token begins in the text and ends in the following one."""
     before = text[-_MAX_CONTROL_TOKEN_CHARS:]
-    both, at = before + following[:_MAX_CONTROL_TOKEN_CHARS], 0
+    both, at = before + following, 0
     while found := control_tokens.search(both, at):
         if found.start() < len(before) < found.end():
             return True
