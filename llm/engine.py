@@ -132,9 +132,8 @@ class LLMEngine:
             root = states_root(root, source, items)
             for item in items:
                 item.positions = ()
-        max_num_tokens = self.max_model_len
-        if params.max_tokens is not None:
-            max_num_tokens = min(max_num_tokens, num_prompt_tokens + params.max_tokens)
+        wanted = self.max_model_len if params.max_tokens is None else params.max_tokens
+        max_num_tokens = min(self.max_model_len, num_prompt_tokens + wanted)
         first: Sequence | None = None
         for index, state in enumerate(self._sampler_states(prompt, self._with_defaults(params, prompt))):
             sequence = Sequence(

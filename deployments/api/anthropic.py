@@ -21,6 +21,7 @@ from raylens.deployments.api.tools import (
     Tool,
     ToolFields,
     ToolMode,
+    call_form,
     flat_enough,
 )
 from raylens.deployments.api.wire import Accepted, Name, NotDone, OrAbsent, StageTimings, WireModel
@@ -108,7 +109,6 @@ Block = Annotated[
     Field(discriminator="type"),
 ]
 
-
 _ROLES = {
     "tool_result": "user",
     "tool_use": "assistant",
@@ -132,33 +132,23 @@ class Turn(WireModel):
                 raise ValueError(f"{block.type} may stand in messages of role {role} only")
         return self
 
-    @property
-    def said(self) -> list[TextBlock | ImageBlock]:
-        """What a message says itself, without thoughts, calls and their results."""
-        if isinstance(self.content, str):
-            return [TextBlock(type="text", text=self.content)]
-        return [block for block in self.content if isinstance(block, TextBlock | ImageBlock)]
-
     def template_forms(self) -> Iterator[Message]:
         """Yields the messages for chat templates. Results of tools come before what a user says."""
-        blocks = [] if isinstance(self.content, str) else self.content
-        for block in blocks:
-            if isinstance(block, ToolResultBlock):
-                yield {
-                    "role": "tool",
-                    "tool_call_id": block.tool_use_id,
-                    "content": template_content(block.content),
-                }
+        if isinstance(self.content, str):
+            yield {"role": self.role, "content": self.content}
+            return
+        blocks = self.content
+        results = [block for block in blocks if isinstance(block, ToolResultBlock)]
+        for one in results:
+            yield {"role": "tool", "tool_call_id": one.tool_use_id, "content": template_content(one.content)}
+        said = [block for block in blocks if isinstance(block, TextBlock | ImageBlock)]
         thought = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
         message: Message = {"role": self.role, **thought_form(thought)}
         if calls := [block for block in blocks if isinstance(block, ToolUseBlock)]:
-            message["tool_calls"] = [
-                {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.input}}
-                for one in calls
-            ]
-        if self.said or not calls:
-            message["content"] = self.content if isinstance(self.content, str) else template_content(self.said)
-        if self.said or not any(isinstance(block, ToolResultBlock) for block in blocks):
+            message["tool_calls"] = [call_form(call.id, call.name, call.input) for call in calls]
+        if said or not calls:
+            message["content"] = template_content(said)
+        if said or not results:
             yield message
 
     def media(self, field: str) -> list[MediaSource]:
@@ -329,26 +319,26 @@ class CountedTokens(BaseModel):
     input_tokens: int
 
 
-class AnswerText(BaseModel):
+class AnswerTextBlock(BaseModel):
     type: Literal["text"] = "text"
     text: str
     citations: None = None
 
 
-class AnswerThinking(BaseModel):
+class AnswerThinkingBlock(BaseModel):
     type: Literal["thinking"] = "thinking"
     thinking: str
     signature: str = ""
 
 
-class AnswerToolUse(BaseModel):
+class AnswerToolUseBlock(BaseModel):
     type: Literal["tool_use"] = "tool_use"
     id: str
     name: str
     input: dict[str, Any]
 
 
-AnswerBlock = AnswerText | AnswerThinking | AnswerToolUse
+AnswerBlock = AnswerTextBlock | AnswerThinkingBlock | AnswerToolUseBlock
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
@@ -374,6 +364,8 @@ class AnswerMessage(BaseModel):
 
 
 class MessageDelta(BaseModel):
+    """Why an answer ended."""
+
     stop_reason: StopReason
     stop_sequence: str | None
 

@@ -10,7 +10,9 @@ from raylens.deployments.api.messages import TemplateFields, media_of
 from raylens.deployments.api.response_items import AnyToolItem, InputMessage, Item, ReasoningItem, as_messages, said_in
 from raylens.deployments.api.tools import (
     MAX_TOOLS,
+    Allowed,
     CallableTool,
+    ForcedTool,
     FunctionName,
     HostedChoice,
     HostedTool,
@@ -59,38 +61,17 @@ Included = Literal[
 """Values of `include` that this server's answers never contain. `message.output_text.logprobs` is not implemented."""
 
 
-class ChosenItem(WireModel):
-    """One tool, by its name."""
-
+class ChosenItem(ForcedTool):
     type: Literal["function", "custom"]
     name: FunctionName
 
     @property
-    def choice(self) -> Selection:
-        return Selection(frozenset({self.name}), is_forced=True)
+    def tool_name(self) -> str:
+        return self.name
 
 
-class AllowedItems(WireModel):
-    """The prompt has all tools, but the answer may call only these."""
-
+class AllowedItems(Allowed[ChosenItem, ChosenItem]):
     type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[
-        list[
-            Annotated[
-                Annotated[ChosenItem, Tag("Function")]
-                | Annotated[ChosenItem, Tag("Custom")]
-                | Annotated[HostedTool, Tag("Hosted")],
-                Discriminator(kind_of_tool),
-            ]
-        ],
-        Field(max_length=MAX_TOOLS, fail_fast=True),
-    ]
-
-    @property
-    def choice(self) -> Selection:
-        names = frozenset(one.name for one in self.tools if isinstance(one, ChosenItem))
-        return Selection(names, is_forced=self.mode == "required")
 
 
 ItemChoice = Annotated[

@@ -1,7 +1,7 @@
 """Functions that a model may call: their definitions, and the form of calls in messages."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, Discriminator, Field, PrivateAttr, Tag, model_validator
 from pydantic_core import from_json
@@ -133,31 +133,49 @@ class NamedFunction(WireModel):
     name: FunctionName
 
 
-class NamedTool(WireModel):
+class ForcedTool(WireModel):
+    """One tool, which the answer has to call."""
+
+    @property
+    def tool_name(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def choice(self) -> Selection:
+        return Selection(frozenset({self.tool_name}), is_forced=True)
+
+
+class NamedTool(ForcedTool):
     type: Literal["function"]
     function: NamedFunction
 
     @property
-    def choice(self) -> Selection:
-        return Selection(frozenset({self.function.name}), is_forced=True)
+    def tool_name(self) -> str:
+        return self.function.name
 
 
-class NamedCustomTool(WireModel):
+class NamedCustomTool(ForcedTool):
     type: Literal["custom"]
     custom: NamedFunction
 
     @property
-    def choice(self) -> Selection:
-        return Selection(frozenset({self.custom.name}), is_forced=True)
+    def tool_name(self) -> str:
+        return self.custom.name
 
 
-class ChosenTools(WireModel):
+FunctionT = TypeVar("FunctionT", bound=ForcedTool)
+CustomT = TypeVar("CustomT", bound=ForcedTool)
+
+
+class Allowed(WireModel, Generic[FunctionT, CustomT]):
+    """The prompt has all tools, but the answer may call only these."""
+
     mode: Literal["auto", "required"]
     tools: Annotated[
         list[
             Annotated[
-                Annotated[NamedTool, Tag("Function")]
-                | Annotated[NamedCustomTool, Tag("Custom")]
+                Annotated[FunctionT, Tag("Function")]
+                | Annotated[CustomT, Tag("Custom")]
                 | Annotated[HostedTool, Tag("Hosted")],
                 Discriminator(kind_of_tool),
             ]
@@ -165,17 +183,23 @@ class ChosenTools(WireModel):
         Field(max_length=MAX_TOOLS, fail_fast=True),
     ]
 
+    @property
+    def choice(self) -> Selection:
+        names = frozenset(one.tool_name for one in self.tools if isinstance(one, ForcedTool))
+        return Selection(names, is_forced=self.mode == "required")
+
+
+class ChosenTools(Allowed[NamedTool, NamedCustomTool]):
+    pass
+
 
 class AllowedTools(WireModel):
-    """The prompt has all tools, but the answer may call only these."""
-
     type: Literal["allowed_tools"]
     allowed_tools: ChosenTools
 
     @property
     def choice(self) -> Selection:
-        named = [one.choice.names or () for one in self.allowed_tools.tools if not isinstance(one, HostedTool)]
-        return Selection(frozenset().union(*named), is_forced=self.allowed_tools.mode == "required")
+        return self.allowed_tools.choice
 
 
 ToolMode = Literal["none", "auto", "required"]
@@ -187,6 +211,11 @@ ToolChoice = Annotated[
     | Annotated[HostedChoice, Tag("Hosted")],
     Discriminator(kind_of_tool),
 ]
+
+
+def call_form(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns a call in the form for chat templates, which write the arguments as JSON themselves."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 class FunctionCall(WireModel):
@@ -202,9 +231,7 @@ class ToolCall(WireModel):
     function: FunctionCall
 
     def template_form(self) -> dict[str, Any]:
-        """The form for chat templates, which write the arguments as JSON themselves."""
-        function = {"name": self.function.name, "arguments": from_json(self.function.arguments)}
-        return {"id": self.id, "type": "function", "function": function}
+        return call_form(self.id, self.function.name, from_json(self.function.arguments))
 
 
 class CustomCall(WireModel):
@@ -218,9 +245,7 @@ class CustomToolCall(WireModel):
     custom: CustomCall
 
     def template_form(self) -> dict[str, Any]:
-        """The form for chat templates."""
-        function = {"name": self.custom.name, "arguments": {"input": self.custom.input}}
-        return {"id": self.id, "type": "function", "function": function}
+        return call_form(self.id, self.custom.name, {"input": self.custom.input})
 
 
 AnyToolCall = Annotated[

@@ -41,21 +41,18 @@ class MessageAnswer:
 
     def whole(self) -> anthropic.AnswerMessage:
         self._close()
-        return self._message(self._blocks, self._stop_reason)
+        timings = self._account.timings() if self._body.stage_timings else None
+        return self._message(content=self._blocks, **dict(self._end), stage_timings=timings)
 
     def first_events(self) -> str:
-        return self._event("message_start", message=self._message([], None))
+        return self._event("message_start", message=self._message(content=[]))
 
     def events(self, pieces: Sequence[GeneratedText]) -> str:
         return "".join(event for piece in pieces for event in self._told(piece))
 
     def last_events(self) -> str:
         events = self._close()
-        reason = self._stop_reason
-        delta = anthropic.MessageDelta(
-            stop_reason=reason, stop_sequence=self._stop if reason == "stop_sequence" else None
-        )
-        return events + self._event("message_delta", delta=delta, usage=self._usage) + self._event("message_stop")
+        return events + self._event("message_delta", delta=self._end, usage=self._usage) + self._event("message_stop")
 
     def error_event(self, error: ErrorResponse) -> str:
         return sent_event(anthropic_error(error, self._account.request_id), name="error")
@@ -65,17 +62,17 @@ class MessageAnswer:
         if piece.stop in (self._body.stop or ()):
             self._stop = piece.stop
         if piece.thought:
-            if not (self._is_open and isinstance(self._blocks[-1], anthropic.AnswerThinking)):
-                yield self._open(anthropic.AnswerThinking(thinking=""))
+            if not (self._is_open and isinstance(self._blocks[-1], anthropic.AnswerThinkingBlock)):
+                yield self._open(anthropic.AnswerThinkingBlock(thinking=""))
             thoughts = self._blocks[-1]
-            assert isinstance(thoughts, anthropic.AnswerThinking)
+            assert isinstance(thoughts, anthropic.AnswerThinkingBlock)
             thoughts.thinking += piece.thought
             yield self._delta(type="thinking_delta", thinking=piece.thought)
         if text:
-            if not (self._is_open and isinstance(self._blocks[-1], anthropic.AnswerText)):
-                yield self._open(anthropic.AnswerText(text=""))
+            if not (self._is_open and isinstance(self._blocks[-1], anthropic.AnswerTextBlock)):
+                yield self._open(anthropic.AnswerTextBlock(text=""))
             block = self._blocks[-1]
-            assert isinstance(block, anthropic.AnswerText)
+            assert isinstance(block, anthropic.AnswerTextBlock)
             block.text += text
             yield self._delta(type="text_delta", text=text)
         for part in parts:
@@ -83,7 +80,7 @@ class MessageAnswer:
 
     def _call(self, part: CallPart) -> Iterator[str]:
         if part.id is not None and part.name is not None:
-            yield self._open(anthropic.AnswerToolUse(id=part.id, name=part.name, input={}))
+            yield self._open(anthropic.AnswerToolUseBlock(id=part.id, name=part.name, input={}))
         self._arguments += part.arguments
         if part.arguments:
             yield self._delta(type="input_json_delta", partial_json=part.arguments)
@@ -100,9 +97,9 @@ class MessageAnswer:
             return ""
         self._is_open = False
         block, events = self._blocks[-1], ""
-        if isinstance(block, anthropic.AnswerToolUse):
+        if isinstance(block, anthropic.AnswerToolUseBlock):
             block.input, self._arguments = _object_in(self._arguments), ""
-        if isinstance(block, anthropic.AnswerThinking):
+        if isinstance(block, anthropic.AnswerThinkingBlock):
             events = self._delta(type="signature_delta", signature="")
         return events + self._event("content_block_stop", index=len(self._blocks) - 1)
 
@@ -110,12 +107,13 @@ class MessageAnswer:
         return self._event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
 
     @property
-    def _stop_reason(self) -> anthropic.StopReason:
+    def _end(self) -> anthropic.MessageDelta:
         if self._account.finish_reason(0) == "length":
-            return "max_tokens"
-        if any(isinstance(block, anthropic.AnswerToolUse) for block in self._blocks):
-            return "tool_use"
-        return "end_turn" if self._stop is None else "stop_sequence"
+            return anthropic.MessageDelta(stop_reason="max_tokens", stop_sequence=None)
+        if any(isinstance(block, anthropic.AnswerToolUseBlock) for block in self._blocks):
+            return anthropic.MessageDelta(stop_reason="tool_use", stop_sequence=None)
+        reason: anthropic.StopReason = "end_turn" if self._stop is None else "stop_sequence"
+        return anthropic.MessageDelta(stop_reason=reason, stop_sequence=self._stop)
 
     @property
     def _usage(self) -> anthropic.MessageUsage:
@@ -127,19 +125,9 @@ class MessageAnswer:
             output_tokens=usage.completion_tokens,
         )
 
-    def _message(
-        self, content: list[anthropic.AnswerBlock], reason: anthropic.StopReason | None
-    ) -> anthropic.AnswerMessage:
-        has_ended = reason is not None
-        return anthropic.AnswerMessage(
-            id=self._account.request_id,
-            model=self._account.model,
-            content=content,
-            stop_reason=reason,
-            stop_sequence=self._stop if reason == "stop_sequence" else None,
-            usage=self._usage,
-            stage_timings=self._account.timings() if has_ended and self._body.stage_timings else None,
-        )
+    def _message(self, **fields: Any) -> anthropic.AnswerMessage:
+        account = self._account
+        return anthropic.AnswerMessage(id=account.request_id, model=account.model, usage=self._usage, **fields)
 
     def _event(self, kind: str, **fields: Any) -> str:
         return sent_event(anthropic.MessageEvent(type=kind, **fields), name=kind)

@@ -16,7 +16,7 @@ def parameters_of(schema: Schema) -> dict[str, tuple[Schema, bool]]:
     """Returns each parameter's schema, with the definitions that it refers to, and whether it is required."""
     schema = _resolved(schema)
     properties, required = schema.get("properties"), schema.get("required")
-    shared = {key: schema[key] for key in _DEFINITIONS if key in schema}
+    shared = _definitions_of(schema)
     needed = {one for one in required if isinstance(one, str)} if isinstance(required, list) else set()
     if not isinstance(properties, Mapping):
         return {}
@@ -34,8 +34,11 @@ def _resolved(schema: Schema) -> Schema:
     found: Any = schema
     for part in reference.removeprefix("#/").split("/"):
         found = found.get(part) if isinstance(found, Mapping) else None
-    shared = {key: schema[key] for key in _DEFINITIONS if key in schema}
-    return {**shared, **found} if isinstance(found, Mapping) else schema
+    return {**_definitions_of(schema), **found} if isinstance(found, Mapping) else schema
+
+
+def _definitions_of(schema: Schema) -> dict[str, Any]:
+    return {key: schema[key] for key in _DEFINITIONS if key in schema}
 
 
 def types_of(schema: Schema) -> frozenset[str]:
