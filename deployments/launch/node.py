@@ -26,6 +26,9 @@ _CODE = (
 )
 """Files and folders that a node installs, or reads code, pages and the bundled model from."""
 _COMPILED = (".pyc", ".so")
+_NUM_STARTS = 3
+_NOT_STARTED = 1
+"""The status of `ray start` after an error. Of wrong arguments it is 2."""
 _MARK = "started"  # the file with the hash of the node's last start
 _LOOK_SECONDS = 2.0
 _NUM_LOOKS = 2  # without a raylet, after which Ray has ended and is not just restarting
@@ -49,12 +52,24 @@ def start_node(arguments: Sequence[str]) -> int:
     if (warning := allow_open_files()) is not None:
         print(warning)
     environment = node_environment(folder, is_head="--head" in arguments) | os.environ
-    status = _ray(["start", *arguments], environment)
+    status = start_ray(arguments, environment)
     if status == 0:
         mark.write_text(kind)
         watcher = [sys.executable, "-P", "-m", "raylens.deployments.launch.node", str(folder)]
         nowhere = subprocess.DEVNULL
         subprocess.Popen(watcher, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
+    return status
+
+
+def start_ray(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Runs `ray start` and returns its status. Tries again if Ray does not start, as on a busy machine, where its
+    processes take longer than it waits for them: Ray's autoscaler would never come back to the node."""
+    for number in range(_NUM_STARTS):
+        if number:
+            print("Ray did not start; trying again", flush=True)
+            _ray(["stop"], os.environ)
+        if (status := _ray(["start", *arguments], environment)) != _NOT_STARTED:
+            break
     return status
 
 

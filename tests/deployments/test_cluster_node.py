@@ -1,10 +1,11 @@
 """`raylens node`: what starts Ray anew on a node, and what does not."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from raylens.deployments.launch.node import kind_of_start
+from raylens.deployments.launch.node import kind_of_start, start_ray
 
 FILES = (
     "constraints.txt",
@@ -27,6 +28,39 @@ def root(tmp_path: Path) -> Path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("old")
     return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("statuses", "ran"),
+    [
+        ([0], ["start"]),
+        ([1, 0], ["start", "stop", "start"]),
+        ([1, 1, 1, 0], ["start", "stop", "start", "stop", "start"]),
+        ([2, 0], ["start"]),
+    ],
+    ids=["starts", "starts the second time", "does not start", "wrong arguments"],
+)
+def test_a_start_that_fails_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statuses: list[int], ran: list[str]
+) -> None:
+    """With a program in place of `ray`, whose starts end with these statuses."""
+    (tmp_path / "statuses").write_text("".join(f"{status}\n" for status in statuses))
+    program = tmp_path / "ray"
+    program.write_text(
+        f"""#!/bin/sh
+cd {tmp_path}
+echo "$@" >> ran
+test "$1" = start || exit 0
+status=$(head -n 1 statuses)
+sed -i 1d statuses
+exit $status
+"""
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert start_ray(["--head"], os.environ) == statuses[min(len(statuses), ran.count("start")) - 1]
+    assert [line.split()[0] for line in (tmp_path / "ran").read_text().splitlines()] == ran
+    assert (tmp_path / "ran").read_text().startswith("start --head\n")
 
 
 def test_the_files_are_there() -> None:
