@@ -17,6 +17,7 @@ from raylens.deployments import server_log
 from raylens.deployments.cluster.ray_session import STOP_SIGNALS, check_ray
 from raylens.deployments.cluster.server_processes import kill_orphans
 from raylens.deployments.endpoint import api_keys
+from raylens.deployments.launch import setting_flags
 from raylens.deployments.launch.config_file import ConfigError, load_config
 from raylens.deployments.launch.demo import run_demo
 from raylens.deployments.launch.deploy import deploy
@@ -35,6 +36,7 @@ behind one OpenAI-compatible endpoint. Stop it with Ctrl-C.
   raylens serve llava-hf/llava-1.5-7b-hf            a hub id
   raylens serve ~/models/a ~/models/b               two models behind one endpoint
   raylens serve --config serve.yaml                 every setting, each explained in that file
+  raylens serve --set generate.num_gpus=1           a setting of that file
 
 Standard output reports the start; standard error has a line for each request and each failure's reason.
 On a cluster: `ray up cluster.yaml`, see docs/clusters.md.
@@ -87,25 +89,14 @@ _WAIT_SECONDS = 1800  # enough for new nodes that start and download a model
 _INTERRUPTED = 130
 """The exit status of a stopped command that should have finished, as in shells. Stopping a server is not a failure."""
 _CHECK_SECONDS = 0.5
-_SETTINGS = {
-    "model": "model",
-    "served_model_name": "served_model_name",
-    "max_model_len": "max_model_len",
-    "dtype": "dtype",
-    "vision_plugin": "vision_plugin.name",
-    "tensor_parallel_size": "generate.tensor_parallel_size",
-    "chat_template": "chat.template",
-    "tool_call_parser": "chat.tool_call_parser",
-    "reasoning_parser": "chat.reasoning_parser",
-}
-"""The setting that each flag of `raylens serve` changes."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status: 0, 1 when it failed, 2 for a wrong argument."""
-    args = _parser().parse_args(argv)
+    args, unknown = _parser().parse_known_args(argv)
     _stop_on_signals()
     try:
+        setting_flags.refuse_unknown(unknown)
         status: int = args.run(args)
     except KeyboardInterrupt:
         print("raylens: stopped", file=sys.stderr)
@@ -132,17 +123,18 @@ def _stop_on_signals() -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    flags = {setting: getattr(args, name) for name, setting in _SETTINGS.items() if getattr(args, name) is not None}
+    flags = setting_flags.settings_of(args)
     if args.models:
-        if args.model is not None:
-            raise ConfigError(f"the model is named twice: {args.models[0]} and --model {args.model}")
+        if "model" in flags:
+            twice = f"{setting_flags.flag_of('model', args)} {flags['model']}"
+            raise ConfigError(f"the model is named twice: {args.models[0]} and {twice}")
         if flags and len(args.models) > 1:
-            flag = next(name for name in _SETTINGS if getattr(args, name) is not None).replace("_", "-")
-            raise ConfigError(f"--{flag} concerns one model: settings of several go into a file (--config)")
+            flag = setting_flags.flag_of(next(iter(flags)), args)
+            raise ConfigError(f"{flag} concerns one model: settings of several go into a file (--config)")
         flags["model"], *further = args.models
         if further:
             flags["further_models"] = [{"model": model} for model in further]
-    config = load_config(args.config, flags)
+    config = load_config(args.config, flags, flag_of=lambda setting: setting_flags.flag_of(setting, args))
     if args.api_key:
         os.environ[api_keys.ENVIRONMENT_VARIABLE] = ",".join(args.api_key)
     port = args.port or free_port()
@@ -241,24 +233,16 @@ def _parser() -> argparse.ArgumentParser:
 def _add_serve_arguments(serve: argparse.ArgumentParser) -> None:
     add: Any = serve.add_argument
     add("models", nargs="*", metavar="MODEL", help="folders or hub ids of models (default: the bundled model)")
-    add("--model", help="the same for one model")
     add("--config", type=Path, metavar="FILE", help="Serve config file, e.g. serve.yaml; flags override it")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=_port, default=8000, help="port to listen on, 0 for a free one (default: 8000)")
-    add("--served-model-name", metavar="NAME", help="name of the model in the API (default: the last part of MODEL)")
-    add("--max-model-len", type=int, metavar="N", help="tokens of prompt and answer (default: the model's own limit)")
-    add("--dtype", help="auto, float32, bfloat16 or float16 (default: float32 on the CPU, bfloat16 on a GPU)")
-    add("--vision-plugin", metavar="NAME", help="vision plug-in for a text model; auto: the one for the model's name")
-    add("--tensor-parallel-size", type=int, metavar="N", help="divide the language model among N ranks (default: 1)")
-    add("--chat-template", metavar="FILE", help="Jinja chat template (default: the model's)")
-    add("--tool-call-parser", metavar="NAME", help="format of tool calls (default: found by the chat template)")
-    add("--reasoning-parser", metavar="NAME", help="tags of thoughts (default: found by the chat template)")
     key_help = "key for clients, repeatable; for trials: the list of processes shows it (else see `raylens key`)"
     add("--api-key", action="append", metavar="KEY", help=key_help)
     add("--log-level", choices=server_log.LEVELS, default="info", help="least level on the console (default: info)")
     format_help = "json: an object per line, with request and trace ids (default: text)"
     add("--log-format", choices=server_log.FORMATS, default=server_log.TEXT, help=format_help)
     add("--dashboard", action="store_true", help="start Ray's dashboard too, on port 8265")
+    setting_flags.add_arguments(serve)
 
 
 def _add_deploy_arguments(deploying: argparse.ArgumentParser) -> None:

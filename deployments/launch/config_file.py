@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.deployments.config import AppConfig, ModelConfig, VisionPluginConfig
 from raylens.deployments.endpoint.api_keys import ApiKeysError, read_keys
+from raylens.deployments.launch.checkpoint_files import why_broken
 from raylens.modeling.families import FAMILIES, SERVED_FAMILIES, is_found
 from raylens.preprocess.vision_plugins.registry import installed_plugins
 
@@ -24,21 +25,28 @@ class ConfigError(ValueError):
     """A setting or argument that cannot work. The message names it."""
 
 
-def load_config(path: Path | None, flags: Mapping[str, Any]) -> AppConfig:
+def load_config(
+    path: Path | None, flags: Mapping[str, Any], *, flag_of: Callable[[str], str] = "--set {}".format
+) -> AppConfig:
     """Returns the settings of a Serve config file (`args` of its only application), overridden by `flags`, by dotted
-    names such as `generate.tensor_parallel_size`. Raises ConfigError, which names the file and the field."""
+    names such as `generate.tensor_parallel_size`. `flag_of`: returns what the command line calls one of them. Raises
+    ConfigError, which names the file and the field."""
     settings, lines = ({}, _Lines(None)) if path is None else _read_settings(path)
     for name, value in flags.items():
         *sections, field = name.split(".")
         section = settings
         for part in sections:
             section = section.setdefault(part, {})
+            if not isinstance(section, dict):
+                raise ConfigError(f"{flag_of(name)}: {part} is not a section of settings")
         section[field] = value
     settings.setdefault("model", str(BUNDLED_MODEL))
     try:
         config = AppConfig.model_validate(settings)
     except ValidationError as error:
-        problems = [_problem(one["loc"], one["msg"], flags, lines) for one in error.errors()]
+        problems = [
+            _problem(one["loc"], one["msg"], {name: flag_of(name) for name in flags}, lines) for one in error.errors()
+        ]
         raise ConfigError(f"{path or 'settings'}: {'; '.join(problems)}") from error
     config = _checked(_with_folder(_with_keys(config), "media", "local_root"))
     if not config.further_models:
@@ -69,6 +77,8 @@ def _checked(config: ModelT) -> ModelT:
         _check_hub_id(config)
         return config
     _check_family(f"--model {folder}", folder / "config.json", has_plugin=config.vision_plugin.name is not None)
+    if (reason := why_broken(folder)) is not None:
+        raise ConfigError(f"--model {folder}: {reason}")
     return config.model_copy(update={"model": str(folder.resolve())})
 
 
@@ -106,10 +116,10 @@ class _Lines:
         return line
 
 
-def _problem(location: Sequence[int | str], message: str, flags: Mapping[str, Any], lines: _Lines) -> str:
+def _problem(location: Sequence[int | str], message: str, flags: Mapping[str, str], lines: _Lines) -> str:
     field = ".".join(map(str, location))
     if field in flags:
-        return f"--{field.rpartition('.')[2].replace('_', '-')}: {message}"
+        return f"{flags[field]}: {message}"
     return ": ".join(filter(None, [_place(location, lines), message]))
 
 

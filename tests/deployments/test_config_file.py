@@ -88,9 +88,9 @@ def test_the_paths_of_all_models_become_absolute(tmp_path: Path, shapes: str, mo
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"dtype": "float7"}, "--dtype: Input should be 'auto'"),
-        ({"generate.tensor_parallel_size": 0}, "--tensor-parallel-size: Input should be greater"),
-        ({"max_model_len": -1}, "--max-model-len: Input should be greater"),
+        ({"dtype": "float7"}, "--set dtype: Input should be 'auto'"),
+        ({"generate.tensor_parallel_size": 0}, "--set generate.tensor_parallel_size: Input should be greater"),
+        ({"max_model_len": -1}, "--set max_model_len: Input should be greater"),
     ],
 )
 def test_a_bad_flag_is_named(flags: dict[str, Any], message: str) -> None:

@@ -1,0 +1,115 @@
+"""Settings on the command line: what flags and `--set` mean, and what an unknown flag may have meant."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raylens.deployments.launch.config_file import ConfigError, load_config
+from raylens.deployments.launch.setting_flags import (
+    FLAGS,
+    add_arguments,
+    flag_of,
+    number,
+    refuse_unknown,
+    settings_of,
+)
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def loaded(*arguments: str) -> Any:
+    args = parsed(*arguments)
+    return load_config(None, settings_of(args), flag_of=lambda setting: flag_of(setting, args))
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("12", 12), ("16k", 16_000), ("16K", 16_384), ("1m", 10**6), ("1.5G", 1_610_612_736)]
+)
+def test_numbers_are_readable(text: str, meant: int) -> None:
+    assert number(text) == meant
+    assert parsed("--max-model-len", text).max_model_len == meant
+
+
+def test_any_setting_can_be_set(shapes: str) -> None:
+    config = loaded(
+        *("--model", shapes, "--max-num-seqs", "8", "--set", "generate.engine.block_size=8"),
+        *("--set", "shared.embedding_cache_bytes=1G", "--set", "ingress.cors_origins=[https://a.example]"),
+        *("--set", "encode.resources={encode_node: 1}", "--set", "generate.engine.prefix_caching=false"),
+    )
+    engine = config.generate.engine
+    assert (engine.max_num_seqs, engine.block_size, engine.prefix_caching) == (8, 8, False)
+    assert (config.shared.embedding_cache_bytes, config.encode.resources) == (2**30, {"encode_node": 1})
+    assert config.ingress.cors_origins == ("https://a.example",)
+
+
+def test_each_flag_is_a_setting(tmp_path: Path, shapes: str) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages }}")
+    values = {
+        **dict.fromkeys(("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"), "32"),
+        "model": shapes,
+        "revision": "main",
+        "served_model_name": "mine",
+        "dtype": "float32",
+        "gpu_memory_utilization": "0.5",
+        "allowed_local_media_path": str(tmp_path),
+        "chat_template": str(template),
+        "tool_call_parser": "hermes",
+        "reasoning_parser": "qwen3",
+    }
+    assert values.keys() == FLAGS.keys() - {"vision_plugin"}
+    config = loaded(*(part for name, value in values.items() for part in (f"--{name.replace('_', '-')}", value)))
+    assert (config.generate.engine.memory_fraction, config.media.local_root) == (0.5, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--dtype", "float7"), r"--dtype: Input should be 'auto'"),
+        (("--reasoning-parser", "x"), r"--reasoning-parser: .*must be one of"),
+        (("--set", "generate.num_gpus=-1"), r"--set generate\.num_gpus: Input should be greater"),
+        (("--set", "generate.engine.block_sise=8"), r"--set generate\.engine\.block_sise: Unexpected"),
+        (("--set", "generate.num_gpu=1"), r"--set generate\.num_gpu: Extra inputs are not permitted"),
+        (("--dtype", "auto", "--set", "dtype.x=1"), r"--set dtype.x: dtype is not a section of settings"),
+    ],
+)
+def test_a_bad_setting_is_named_as_it_was_typed(shapes: str, arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        loaded("--model", shapes, *arguments)
+
+
+@pytest.mark.parametrize("text", ["generate", "=5", "generate.num_gpus=[1"])
+def test_what_is_no_assignment_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed("--set", text)
+    assert "argument --set: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argument", "meant"),
+    [
+        ("--num-gpus", "generate.num_gpus?"),
+        ("--max-loras=2", "generate.engine.max_loras?"),
+        ("--enable-prefix-caching", "generate.engine.prefix_caching?"),
+        ("--cors-origin", "ingress.cors_origins?"),
+    ],
+)
+def test_an_unknown_flag_is_told_the_setting_that_it_may_mean(argument: str, meant: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        refuse_unknown([argument, "more"])
+    assert str(refused.value).startswith(f"there is no argument {argument}; `raylens serve` takes any setting")
+    assert str(refused.value).endswith(f"--set NAME=VALUE: is it {meant}")
+
+
+def test_what_is_like_no_setting_is_refused_without_a_guess() -> None:
+    refuse_unknown([])
+    for argument in ("--zzzzz", "zzzzz"):
+        with pytest.raises(ConfigError, match=f"there is no argument {argument}") as refused:
+            refuse_unknown([argument])
+        assert "is it" not in str(refused.value)
