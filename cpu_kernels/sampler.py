@@ -34,10 +34,10 @@ class RowSettings(ctypes.Structure):
         *((name, ctypes.c_double) for name in ("top_p", "uniform")),
     ]
 
-    def set_tokens(self, name: str, token_ids: npt.NDArray[np.int64]) -> None:
-        """Sets `allowed`, `bad`, `early`, `biased` or `seen`: distinct token ids within the vocabulary. The array must
-        live until the end of the next `choose_tokens`."""
-        setattr(self, name, (address_of(token_ids), len(token_ids)))
+    def set_tokens(self, name: str, token_ids: npt.NDArray[np.int64] | None) -> None:
+        """Sets `allowed`, `bad`, `early`, `biased` or `seen`: distinct token ids within the vocabulary, or None. The
+        array must live until the end of the next `choose_tokens`."""
+        setattr(self, name, (None, 0) if token_ids is None else (address_of(token_ids), len(token_ids)))
 
 
 def choose_tokens(library: KernelLibrary, logits: torch.Tensor, rows: Sequence[RowSettings | None]) -> list[int]:

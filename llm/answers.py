@@ -77,7 +77,7 @@ class Answers:
         is_stop_token = token.token_id in answer.sampler_state.stop_token_ids
         if is_stop_token or answer.is_complete_with(token.token_id):
             self._end(sequence, FinishReason.STOP)
-        elif len(sequence.token_ids) >= sequence.max_num_tokens:
+        elif len(sequence.token_ids) >= sequence.max_num_tokens or answer.sampler_state.is_repeating:
             self._end(sequence, FinishReason.LENGTH)
         else:
             self._block_manager.note_known(sequence)

@@ -251,9 +251,9 @@ class BlockManager:
             del self._block_of[block_hash]
 
 
-def shared_root(cache_salt: str, lora: LoraRequest | None = None) -> bytes:
-    """Returns the root of block hashes for a salt and an adapter. Requests share blocks if both are equal."""
-    root = blake2b(cache_salt.encode(), digest_size=_DIGEST_BYTES)
+def shared_root(cache_salt: str, prompt_salt: str = "", lora: LoraRequest | None = None) -> bytes:
+    """Returns the root of block hashes for two salts and an adapter. Requests share blocks if all are equal."""
+    root = blake2b(json.dumps([cache_salt, prompt_salt]).encode(), digest_size=_DIGEST_BYTES)
     if lora is None:
         return root.digest()
     identity = json.dumps([lora.name, lora.folder, lora.version]).encode()

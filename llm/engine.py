@@ -23,11 +23,11 @@ from raylens.llm.outputs import EngineStats, RequestOutput
 from raylens.llm.prompt_lookup import PromptLookup
 from raylens.llm.ranks.parallel import ProcessGroup, RankDiedError
 from raylens.llm.request_checks import check_embeddings, check_room, check_scoring, check_spans
-from raylens.llm.sampling.end_of_thoughts import EndOfThoughts
 from raylens.llm.sampling.excluded_tokens import ExcludedTokens
 from raylens.llm.sampling.grammar import GrammarCompiler
 from raylens.llm.sampling.params import SamplingParams
 from raylens.llm.sampling.sampler_state import SamplerState
+from raylens.llm.sampling.thoughts import Thoughts
 from raylens.llm.scheduler import Scheduler
 from raylens.llm.sequence import Sequence
 from raylens.llm.states.cross_source import CrossBlocks
@@ -98,6 +98,7 @@ class LLMEngine:
         params: SamplingParams,
         *,
         cache_salt: str = "",
+        prompt_salt: str = "",
         priority: int = 0,
         lora: LoraRequest | None = None,
         arrival: float | None = None,
@@ -106,7 +107,8 @@ class LLMEngine:
 
         `embeddings[i]`: (num_embeds, embedding_size), fills `prompt.placeholders[i]`. None: follows by
         `set_embeddings`; the engine computes the prompt up to that placeholder meanwhile.
-        `cache_salt`: the tenant. Tenants take turns, and share no entries of the prefix cache. `priority`: lower first.
+        `cache_salt`: the tenant. Tenants take turns, and share no entries of the prefix cache. `prompt_salt`: nor do
+        requests with different ones. `priority`: lower first.
         `lora`: the adapter, loaded on demand. If it cannot be read, an output of `step` has the LoraError.
         `arrival`: start of the request's wait, in seconds of `time.perf_counter`; None: now.
 
@@ -126,7 +128,7 @@ class LLMEngine:
         layout = self._runner.prompt_layout(prompt)
         check_spans(layout, self._runner.max_span_tokens)
         shares_prefix = self._config.prefix_caching and layout.is_prefix_cacheable
-        root = shared_root(cache_salt, lora) if shares_prefix else private_root()
+        root = shared_root(cache_salt, prompt_salt, lora) if shares_prefix else private_root()
         if source is not None:
             check_scoring(source, params)
             root = states_root(root, source, items)
@@ -338,16 +340,20 @@ class LLMEngine:
                 grammar=grammar,
                 excluded=excluded,
                 index=index,
-                ends_thoughts=self._end_of_thoughts(prompt),
+                thoughts=self._thoughts(prompt, params),
             )
             for index in range(params.n)
         ]
 
-    def _end_of_thoughts(self, prompt: ProcessedPrompt) -> Callable[[int], bool] | None:
-        """Returns what finds the end of the thoughts in which an answer begins, or None if it begins in none."""
-        if prompt.thoughts is None or not prompt.is_thinking:
+    def _thoughts(self, prompt: ProcessedPrompt, params: SamplingParams) -> Thoughts | None:
+        """Returns what follows an answer's thoughts, or None if nothing depends on them."""
+        form, budget = prompt.thoughts, params.thinking_token_budget
+        if form is None or (budget is None and params.structured_output is None):
             return None
-        return EndOfThoughts(self.byte_tokenizer.token_bytes, prompt.thoughts.end)
+        thoughts = Thoughts(self.byte_tokenizer, form, is_open=prompt.is_thinking, budget=budget)
+        # Several tokens that begin a start tag may also begin the answer's form: then there are no thoughts.
+        can_begin = thoughts.is_thinking or thoughts.opening_token_id is not None
+        return thoughts if can_begin or params.structured_output is None else None
 
     def _with_defaults(self, params: SamplingParams, prompt: ProcessedPrompt) -> SamplingParams:
         num_prompt_tokens = len(prompt.prompt_token_ids)

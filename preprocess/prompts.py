@@ -93,7 +93,7 @@ class PromptRenderer:
         # So far only the items within each modality are in prompt order.
         placed = sorted(zip(placeholders, numbers, strict=True), key=lambda one: one[0].offset)
         order = [number for _, number in placed]
-        thoughts = self._thoughts_behind(prompt)
+        thoughts = self._thoughts_behind(prompt, ids)
         return schema.ProcessedPrompt(
             prompt_token_ids=ids.tolist(),
             placeholders=[placeholder for placeholder, _ in placed],
@@ -107,10 +107,12 @@ class PromptRenderer:
             rendered_at=time.time(),
         )
 
-    def _thoughts_behind(self, prompt: schema.Prompt) -> schema.ThoughtFormat | None:
-        """Returns the form of the thoughts that may come before the answer to a prompt."""
+    def _thoughts_behind(self, prompt: schema.Prompt, ids: TokenIds) -> schema.ThoughtFormat | None:
+        """Returns the form of the thoughts that may come before the answer to a prompt. `ids`: of the prompt."""
+        thoughts = self._template.thoughts
         is_asked = isinstance(prompt, schema.ChatPrompt) and prompt.add_generation_prompt
-        return self._template.thoughts if is_asked else None
+        # A template that turns thinking off writes empty thoughts.
+        return thoughts if is_asked and thoughts is not None and not self._ends_with(ids, thoughts.end) else None
 
     def _ends_with(self, ids: TokenIds, text: str) -> bool:
         return self._tokenizer.decode(ids[-_START_TAG_TOKENS:]).rstrip().endswith(text)

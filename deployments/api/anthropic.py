@@ -201,10 +201,10 @@ class ToolChoice(WireModel):
 
 
 class Thinking(WireModel):
-    """`budget_tokens` and `display` have no effect: the model thinks as long as it does."""
+    """`display` has no effect."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Accepted = None
+    budget_tokens: int | None = Field(None, ge=0, description="the same as thinking_token_budget")
     display: Accepted = None
 
 
@@ -248,6 +248,12 @@ class ConversationFields(AnyGenerationFields, TemplateFields, ToolFields):
     speed: Accepted = None
     user_profile_id: Accepted = None
     workspace_id: Accepted = None
+
+    @model_validator(mode="after")
+    def _takes_budget_of_thinking(self) -> Self:
+        if self.thinking is not None and self.thinking.budget_tokens is not None:
+            self.thinking_token_budget = self.thinking.budget_tokens
+        return self
 
     def tools_and_choice(self) -> tuple[list[CallableTool], ToolMode | Selection]:
         tools: list[CallableTool] = [one.as_tool() for one in self.tools or () if isinstance(one, InputTool)]

@@ -9,15 +9,16 @@ from raylens.deployments.api.wire import Accepted, NotDone, OptionName, RequestB
 from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.llm.sampling import bounds
 from raylens.llm.sampling.params import SamplingParams
+from raylens.llm.sampling.repetition_detection import RepetitionDetection
 from raylens.llm.sampling.structured_output import StructuredOutput
-from raylens.preprocess.schema import Prompt, PromptTruncation
+from raylens.preprocess.schema import InvalidRequestError, Prompt, PromptTruncation
 
 _ANSWER_ROOM = 256
 """Room for an answer, in tokens, when a prompt is cut to the context and the client sets no length."""
 
 _SAMPLING_FIELDS = (
     *("min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "ignore_eos"),
-    *("include_stop_str_in_output", "skip_special_tokens"),
+    *("include_stop_str_in_output", "skip_special_tokens", "thinking_token_budget"),
 )
 """The fields that SamplingParams takes unchanged."""
 
@@ -101,6 +102,29 @@ class MediaIO(WireModel):
     video: VideoIO | None = None
 
 
+class RepetitionFields(WireModel):
+    """What counts as a repetition: a run of tokens, of one of these sizes, that comes so many times in a row."""
+
+    max_pattern_size: int = Field(ge=0, description="0: nothing is a repetition")
+    min_pattern_size: int = Field(0, ge=0, description="0: the same as 1")
+    min_count: int = Field(2, ge=0)
+
+    @property
+    def detection(self) -> RepetitionDetection | None:
+        """Raises InvalidRequestError."""
+        if self.max_pattern_size == 0:
+            return None
+        return RepetitionDetection(self.max_pattern_size, self.min_pattern_size or 1, self.min_count)
+
+
+class VllmXargs(WireModel):
+    """The arguments of logits processors that are plug-ins of vLLM."""
+
+    no_repeat_ngram_size: Annotated[int, bounds.NGRAM_SIZE] = Field(
+        0, description="no run of so many tokens comes twice in the answer; 0: off"
+    )
+
+
 class MediaFields(RequestBody):
     """Settings for the media of a request and for the truncation of its prompt."""
 
@@ -173,6 +197,9 @@ class AnyGenerationFields(MediaFields):
     include_stop_str_in_output: bool = Field(False, description="what of stop and stop_token_ids ended it is told")
     ignore_eos: bool = False
     skip_special_tokens: bool = Field(True, description="leave special tokens out of the text")
+    thinking_token_budget: (
+        Annotated[int, Field(ge=-1), AfterValidator(lambda value: None if value == -1 else value)] | None
+    ) = Field(None, description="tokens of thoughts after which the answer has to begin; -1: no limit")
     priority: Annotated[int, AfterValidator(lambda value: max(0, value))] = Field(
         0, le=1000, description="requests with a lower one go first where they have to wait; below 0: the same as 0"
     )
@@ -185,6 +212,14 @@ class AnyGenerationFields(MediaFields):
     prompt_cache_key: Annotated[str, Field(max_length=256)] | None = Field(
         None, description="requests with the same one go to the same replica of the language model, if it has room"
     )
+    session_id: Annotated[str, Field(max_length=256)] | None = Field(
+        None, description="the same as prompt_cache_key, which goes before it"
+    )
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
+        None, description="only requests with the same one share the prefix cache"
+    )
+    vllm_xargs: VllmXargs | None = None
+    repetition_detection: RepetitionFields | None = Field(None, description="cut the answer off at a repetition")
     request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = Field(
         None, description="makes up the answer's id, in place of x-request-id"
     )
@@ -202,7 +237,6 @@ class AnyGenerationFields(MediaFields):
     moderation: NotDone = None
     use_beam_search: NotDone = None
     prompt_logprobs: NotDone = None
-    cache_salt: NotDone = None
     logits_processors: NotDone = None
     guided_json: NotDone = None
     guided_regex: NotDone = None
@@ -210,13 +244,16 @@ class AnyGenerationFields(MediaFields):
     guided_grammar: NotDone = None
     structural_tag: NotDone = None
     kv_transfer_params: NotDone = None
-    vllm_xargs: NotDone = None
     return_tokens_as_token_ids: NotDone = None
 
     @property
     def field_names(self) -> Mapping[str, str]:
         """This API's names for fields that have other names in the stages."""
         raise NotImplementedError
+
+    def in_terms_of_client(self, error: InvalidRequestError) -> InvalidRequestError:
+        """Returns the error with this API's name for its field."""
+        return error.for_field(self.field_names.get(error.field, error.field))
 
     def prompts_and_media(self) -> list[tuple[Prompt, list[MediaSource]]]:
         """Returns each prompt and its media. Raises InvalidRequestError."""
@@ -231,6 +268,8 @@ class AnyGenerationFields(MediaFields):
             logit_bias=self.logit_bias or {},
             allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
             bad_words=tuple(self.bad_words),
+            repetition_detection=None if self.repetition_detection is None else self.repetition_detection.detection,
+            no_repeat_ngram_size=0 if self.vllm_xargs is None else self.vllm_xargs.no_repeat_ngram_size,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             stop_token_ids=tuple(self.stop_token_ids),
             **own,

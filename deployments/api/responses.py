@@ -156,6 +156,11 @@ class ResponsesRequest(AnyGenerationFields, TemplateFields, ToolFields):
         )
 
 
+class InputTokens(BaseModel):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 class OutputText(BaseModel):
     type: Literal["output_text"] = "output_text"
     text: str

@@ -140,7 +140,8 @@ class _Generation:
         priority = body.priority + self.call.caller.priority
         options = {
             "priority": priority,
-            "cache_key": body.prompt_cache_key,
+            "cache_key": body.prompt_cache_key or body.session_id,
+            "prompt_salt": body.cache_salt or "",
             "adapter": model.adapter_of(body.model),
             "returns_prompt_ids": isinstance(body, GenerationFields) and body.return_token_ids,
         }
@@ -268,7 +269,7 @@ async def _noting_end(body: AnyGenerationFields, account: RequestAccount) -> Asy
     try:
         yield
     except InvalidRequestError as error:
-        raise error.for_field(body.field_names.get(error.field, error.field)) from error
+        raise body.in_terms_of_client(error) from error
     except (asyncio.CancelledError, GeneratorExit):
         account.abort()
         raise

@@ -1,4 +1,5 @@
-"""The routes `/tokenize`, `/detokenize` and `/render`: prompts as token ids, without generation."""
+"""Prompts as token ids, and their number, without generation: `/tokenize`, `/detokenize`, `/render`,
+`/v1/responses/input_tokens` and `/v1/messages/count_tokens`."""
 
 from functools import partial
 
@@ -6,14 +7,15 @@ from fastapi import FastAPI
 
 from raylens.deployments.api import tokens
 from raylens.deployments.api.anthropic import ConversationFields, CountedTokens
-from raylens.deployments.api.generation import MediaFields
+from raylens.deployments.api.generation import AnyGenerationFields, MediaFields
+from raylens.deployments.api.responses import InputTokens, ResponsesRequest
 from raylens.deployments.endpoint.call import ApiCall, HttpCall
 from raylens.deployments.endpoint.errors import ANTHROPIC_ERROR_RESPONSES, ANTHROPIC_PATH, ERROR_RESPONSES
 from raylens.deployments.endpoint.request_cost import RequestCost, cost_of, cost_of_text
 from raylens.deployments.endpoint.served_models import ServedModels
 from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.llm.sampling.params import SamplingParams
-from raylens.preprocess.schema import ChatPrompt, ProcessedPrompt, Prompt
+from raylens.preprocess.schema import ChatPrompt, InvalidRequestError, ProcessedPrompt, Prompt
 
 
 class TokenRoutes:
@@ -25,6 +27,7 @@ class TokenRoutes:
         post("/tokenize", self.tokenize)
         post("/detokenize", self.detokenize)
         post("/render", self.render)
+        post("/v1/responses/input_tokens", self.count_input_tokens)
         api.add_api_route(
             f"{ANTHROPIC_PATH}/count_tokens", self.count_tokens, methods=["POST"], responses=ANTHROPIC_ERROR_RESPONSES
         )
@@ -65,9 +68,19 @@ class TokenRoutes:
 
     async def count_tokens(self, body: ConversationFields, call: HttpCall) -> CountedTokens:
         """Returns the number of tokens of a prompt of Anthropic's API."""
-        (prompt_and_media,) = body.prompts_and_media()
-        rendered, _ = await self._rendered(body, body.model, call, SamplingParams(), prompt_and_media)
-        return CountedTokens(input_tokens=len(rendered.prompt_token_ids))
+        return CountedTokens(input_tokens=await self._num_tokens(body, call))
+
+    async def count_input_tokens(self, body: ResponsesRequest, call: HttpCall) -> InputTokens:
+        """Returns the number of tokens of a prompt of the Responses API."""
+        return InputTokens(input_tokens=await self._num_tokens(body, call))
+
+    async def _num_tokens(self, body: AnyGenerationFields, call: ApiCall) -> int:
+        try:
+            (prompt_and_media,) = body.prompts_and_media()
+            rendered, _ = await self._rendered(body, body.model, call, SamplingParams(), prompt_and_media)
+        except InvalidRequestError as error:
+            raise body.in_terms_of_client(error) from error
+        return len(rendered.prompt_token_ids)
 
     async def _rendered(
         self,

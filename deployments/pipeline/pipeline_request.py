@@ -46,10 +46,11 @@ class PipelineRequest:
     """One prompt for the pipeline. `context`: of the client's request, which may bring several prompts.
 
     `media`: the prompt's items, in its order. `options`: the client's processor settings. `video_options`: additional
-    settings for videos only. `cache_salt`: requests with different salts share neither items nor prefixes. `cache_key`:
-    requests with the same key go to the same replica of Generate. `adapter`: the name of the answering LoRA adapter, if
-    any. `priority`: lower values go first. `returns_prompt_ids`: whether `trace` gets the ids of the prompt's tokens.
-    `on_fetched`: gets the bytes and the pixels of each fetched item; its error ends the request."""
+    settings for videos only. `cache_salt`: requests with different salts share neither items nor prefixes.
+    `prompt_salt`: requests with different ones share no prefixes. `cache_key`: requests with the same key go to the
+    same replica of Generate. `adapter`: the name of the answering LoRA adapter, if any. `priority`: lower values go
+    first. `returns_prompt_ids`: whether `trace` gets the ids of the prompt's tokens. `on_fetched`: gets the bytes and
+    the pixels of each fetched item; its error ends the request."""
 
     request_id: str
     prompt: Prompt
@@ -58,6 +59,7 @@ class PipelineRequest:
     options: dict[str, Any] = field(default_factory=dict)
     video_options: dict[str, Any] = field(default_factory=dict)
     cache_salt: str = ""
+    prompt_salt: str = ""
     cache_key: str | None = None
     adapter: str | None = None
     priority: int = 0
@@ -77,7 +79,7 @@ class PipelineRequest:
     def prefix_salt(self) -> str:
         """Requests share prefixes only if this is equal. Items are shared by all adapters, which do not change the
         vision half."""
-        return self.cache_salt if self.adapter is None else f"{self.cache_salt}\0{self.adapter}"
+        return "\0".join((self.cache_salt, self.prompt_salt, self.adapter or ""))
 
     @property
     def stages(self) -> tuple[str, ...]:

@@ -212,6 +212,7 @@ class Request:
             items,
             context=wanted.context,
             cache_salt=wanted.cache_salt,
+            prompt_salt=wanted.prompt_salt,
             priority=wanted.priority,
             adapter=wanted.adapter,
         )

@@ -15,7 +15,8 @@ from raylens.preprocess.schema import ProcessedPrompt
 class GenerateJob:
     """`prompt`: Generate renders an unrendered one. A reference is to a prompt that Preprocess renders meanwhile.
     `items`: references to the embeddings of the request's items, in its order. `address`: destination of the answers.
-    Jobs of different `cache_salt` share no prefix. Jobs of a lower `priority` run first. `adapter`: a LoRA's name."""
+    Jobs of different `cache_salt` (the tenant) or `prompt_salt` share no prefix. Jobs of a lower `priority` run first.
+    `adapter`: a LoRA's name."""
 
     request_id: str
     prompt: UnrenderedPrompt | ProcessedPrompt | PackedReference
@@ -24,5 +25,6 @@ class GenerateJob:
     address: PieceAddress
     context: RequestContext
     cache_salt: str
+    prompt_salt: str
     priority: int
     adapter: str | None = None

@@ -142,6 +142,7 @@ class Generate(Replica):
                     embeddings,
                     params,
                     cache_salt=job.cache_salt,
+                    prompt_salt=job.prompt_salt,
                     priority=job.priority,
                     lora=lora,
                     arrival=arrival,

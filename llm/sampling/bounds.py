@@ -11,8 +11,11 @@ PENALTY = Interval(ge=-2, le=2)
 LOGIT_BIAS = Interval(ge=-100, le=100)
 NUM_TOKENS = Interval(ge=0)
 NUM_LOGPROBS = Interval(ge=0, le=20)
+MAX_PATTERN_SIZE = 1024
+MAX_PATTERN_COUNT = 1024
 MAX_N = 128
 NUM_ANSWERS = Interval(ge=1, le=MAX_N)
+NGRAM_SIZE = Interval(ge=0, le=1024)
 SEED = Interval(ge=-(2**63), le=2**63 - 1)
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256

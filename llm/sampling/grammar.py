@@ -148,10 +148,10 @@ class GrammarCompiler:
         return CompiledGrammar(make_matcher(matching, field, text), matching.vocab_size, self._threads)
 
 
-def plan_bitmask(values: HostValues, rows: list[int], matchers: list[GrammarMatcher]) -> Callable[[torch.Tensor], None]:
-    """Adds the matchers' masks to `values`. Returns a function that sets the forbidden tokens of logits, (any number,
-    vocab), to -inf in place. `rows`: the rows of the `matchers`."""
-    masks, index = values.add(np.stack([matcher.mask().numpy() for matcher in matchers])), values.add(np.array(rows))
+def plan_bitmask(values: HostValues, rows: list[int], row_masks: list[torch.Tensor]) -> Callable[[torch.Tensor], None]:
+    """Adds the masks of `rows`, see `GrammarMatcher.mask`, to `values`. Returns a function that sets the forbidden
+    tokens of logits, (any number, vocab), to -inf in place."""
+    masks, index = values.add(np.stack([mask.numpy() for mask in row_masks])), values.add(np.array(rows))
 
     def apply(logits: torch.Tensor) -> None:
         bits = torch.arange(_BITS_PER_WORD, dtype=torch.int32, device=logits.device)

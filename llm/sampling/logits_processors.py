@@ -24,9 +24,9 @@ def plan_edits(values: HostValues, states: Sequence[SamplerState]) -> list[Edit]
     once the values are on the device. The edits and their order are vLLM's:
 
     1. structured output: every token that the grammar forbids gets -inf
-    2. `allowed_token_ids`: every other token gets -inf
-    3. `bad_words`: the last token of a word gets -inf if the output ends in the word's other tokens. Skipped for a row
-       that would lose all its tokens
+    2. `allowed_token_ids`, or the next token of an end tag that has to come: every other token gets -inf
+    3. `bad_words`: the last token of a word gets -inf if the output ends in the word's other tokens. The same holds for
+       n-grams of the output with `no_repeat_ngram_size`. Skipped for a row that would lose all its tokens
     4. `min_tokens`: the tokens that would end the output get -inf. Skipped for a row that would lose all its tokens, as
        with a complete grammar: the form of the answer takes precedence over its length
     5. `logit_bias`: is added
@@ -36,11 +36,11 @@ def plan_edits(values: HostValues, states: Sequence[SamplerState]) -> list[Edit]
        are subtracted, as OpenAI defines it"""
     rows = [(row, state) for row, state in enumerate(states) if state.edits_logits]
     edits: list[Edit] = []
-    if constrained := [(row, state.matcher) for row, state in rows if state.matcher is not None]:
-        edits.append(plan_bitmask(values, [row for row, _ in constrained], [matcher for _, matcher in constrained]))
+    if constrained := [(row, mask) for row, state in rows if (mask := state.mask) is not None]:
+        edits.append(plan_bitmask(values, [row for row, _ in constrained], [mask for _, mask in constrained]))
     for row, state in rows:
-        if state.allowed_token_ids is not None:
-            edits.append(_keep(values, row, state.allowed_token_ids))
+        if (allowed := state.allowed_token_ids) is not None:
+            edits.append(_keep(values, row, allowed))
     if bad := [(row, token_ids) for row, state in rows if len(token_ids := state.bad_token_ids)]:
         edits.append(_ban(values, bad))
     if early := [(row, token_ids) for row, state in rows if len(token_ids := state.banned_token_ids)]:

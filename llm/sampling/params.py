@@ -8,6 +8,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 from annotated_types import Interval
 
 from raylens.llm.sampling import bounds
+from raylens.llm.sampling.repetition_detection import RepetitionDetection
 from raylens.llm.sampling.structured_output import StructuredOutput
 from raylens.preprocess.schema import InvalidRequestError
 
@@ -25,6 +26,8 @@ class SamplingParams:
       off), on tokens of the output only; `logit_bias`, by token id: see `logits_processors.plan_edits`
     - `allowed_token_ids`: the output has no other tokens; `bad_words`: the output has none of these texts, at least not
       in their usual tokens: see `logits_processors.plan_edits`
+    - `no_repeat_ngram_size`: no run of so many tokens of the output comes twice; 0 is off
+    - `repetition_detection`: what repetition ends the output, which then counts as cut off
     - `seed`: makes the tokens reproducible, in any batch
     - `stop`: texts that end the output and are not part of it; `stop_token_ids`: further end tokens;
       `include_stop_str_in_output`: the output includes the stop string
@@ -32,6 +35,8 @@ class SamplingParams:
     - `ignore_eos`: the model's end tokens do not end the output
     - `logprobs`, `prompt_logprobs`: the number of likeliest tokens to name at each position of output and prompt,
       besides the token at that position; None: no log-probabilities
+    - `thinking_token_budget`: after so many tokens of thoughts their end tag follows. Without effect on a model
+      without thoughts
     - `n`: the number of answers to the prompt
     - `structured_output`: the form of the answer
 
@@ -50,12 +55,15 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
+    no_repeat_ngram_size: Annotated[int, bounds.NGRAM_SIZE] = 0
+    repetition_detection: RepetitionDetection | None = None
     seed: Annotated[int, bounds.SEED] | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     ignore_eos: bool = False
+    thinking_token_budget: Annotated[int, bounds.NUM_TOKENS] | None = None
     logprobs: Annotated[int, bounds.NUM_LOGPROBS] | None = None
     prompt_logprobs: Annotated[int, bounds.NUM_LOGPROBS] | None = None
     structured_output: StructuredOutput | None = None

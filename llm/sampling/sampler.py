@@ -124,8 +124,6 @@ def _lasting_settings(state: SamplerState) -> RowSettings:
         top_p=1.0 if params.top_p is None else params.top_p,
         draws=not state.is_greedy,
     )
-    if state.allowed_token_ids is not None:
-        row.set_tokens("allowed", state.allowed_token_ids)
     if len(state.biases):
         row.set_tokens("biased", state.biased_token_ids)
         row.biases = address_of(state.biases)
@@ -134,10 +132,10 @@ def _lasting_settings(state: SamplerState) -> RowSettings:
 
 def _set_edits(row: RowSettings, state: SamplerState, kept: list[object]) -> None:
     """Sets the edits that depend on the answer so far."""
-    if state.matcher is not None:
-        mask = state.matcher.mask()
-        kept.append(mask)
-        row.mask = mask.data_ptr()
+    mask, allowed = state.mask, state.allowed_token_ids
+    kept += (mask, allowed)
+    row.mask = None if mask is None else mask.data_ptr()
+    row.set_tokens("allowed", allowed)
     for name, token_ids in (("bad", state.bad_token_ids), ("early", state.banned_token_ids)):
         kept.append(token_ids)
         row.set_tokens(name, token_ids)

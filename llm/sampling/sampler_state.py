@@ -1,15 +1,19 @@
 """The sampling state of a sequence: parameters, past tokens, random numbers and the grammar."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from raylens.cpu_kernels.sampler import RowSettings
 from raylens.llm.sampling.excluded_tokens import NO_TOKENS, ExcludedTokens, IntArray
-from raylens.llm.sampling.grammar import CompiledGrammar
+from raylens.llm.sampling.grammar import CompiledGrammar, GrammarMatcher
 from raylens.llm.sampling.params import SamplingParams, check_vocabulary
+from raylens.llm.sampling.repeated_ngrams import RepeatedNgrams
+from raylens.llm.sampling.repetition_detection import RepetitionDetector
+from raylens.llm.sampling.thoughts import Thoughts
 from raylens.preprocess.schema import InvalidRequestError
 
 FloatArray = npt.NDArray[np.float32]
@@ -59,11 +63,10 @@ class SamplerState:
         grammar: CompiledGrammar | None = None,
         excluded: ExcludedTokens = _NOTHING_EXCLUDED,
         index: int = 0,
-        ends_thoughts: Callable[[int], bool] | None = None,
+        thoughts: Thoughts | None = None,
     ) -> None:
         """`vocab_size`: the width of the model's logits. `eos_token_ids`: the model's end tokens. `grammar`: the
-        compiled `params.structured_output`. `ends_thoughts`: takes each token of the thoughts in which the answer
-        begins, and returns whether they end with it; the grammar holds behind them. None: it begins in no thoughts.
+        compiled `params.structured_output`. `thoughts`: those before the answer; the grammar holds behind them.
         `excluded`: by `params` and the model. `index`: the number of this answer among the request's `params.n`. Each
         answer has its own stream of random numbers, even with a seed.
 
@@ -77,19 +80,21 @@ class SamplerState:
         self.num_output_tokens = 0
         self.stop_token_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
         matcher = None if grammar is None else grammar.new_matcher()
-        self._ends_thoughts = None if matcher is None else ends_thoughts
+        self._thoughts = thoughts
         self._matcher_behind = matcher
-        self.matcher = matcher if self._ends_thoughts is None else None
-        """None during thoughts, too."""
         self.repetition_penalty = 1.0 if params.repetition_penalty is None else params.repetition_penalty
         counts_prompt = self.repetition_penalty != 1  # the other penalties concern the output only
         # A placeholder's id may lie outside the vocabulary.
         prompt = (token_id for token_id in prompt_token_ids if counts_prompt and 0 <= token_id < vocab_size)
         is_penalized = counts_prompt or params.presence_penalty or params.frequency_penalty
         self.seen = SeenTokens(prompt) if is_penalized else None
-        self.allowed_token_ids = excluded.allowed
         self._excluded = excluded
         self._last_token_ids: deque[int] = deque(maxlen=excluded.num_deciding)
+        wanted = params.repetition_detection
+        self._detector = None if wanted is None else RepetitionDetector(wanted)
+        self.is_repeating = False
+        """Whether the answer ends in a repetition that the request wants to be its end."""
+        self._ngrams = RepeatedNgrams(params.no_repeat_ngram_size) if params.no_repeat_ngram_size else None
         self.biased_token_ids = np.fromiter(params.logit_bias, dtype=np.int64)
         self.biases = np.fromiter(params.logit_bias.values(), dtype=np.float32)
         stop_token_ids = sorted(token_id for token_id in self.stop_token_ids if token_id < vocab_size)
@@ -101,13 +106,38 @@ class SamplerState:
         self._min_tokens = (params.min_tokens or 0) if stop_token_ids else 0
         self.row_settings: RowSettings | None = None
         """Kept by the sampler between tokens."""
-        edits = (self.seen is not None, len(self.biases) > 0, excluded.excludes_some)
+        edits = (self.seen is not None, len(self.biases) > 0, excluded.excludes_some, self._ngrams is not None)
         self._always_edits = any(edits)
 
     @property
+    def matcher(self) -> GrammarMatcher | None:
+        """Returns what follows the grammar. None: there is none, or it does not hold yet."""
+        return None if self._thoughts is not None and self._thoughts.is_thinking else self._matcher_behind
+
+    @property
+    def mask(self) -> torch.Tensor | None:
+        """Returns the mask of the next tokens that the grammar allows, see `GrammarMatcher.mask`, or None if it allows
+        all. The token that begins thoughts is among them."""
+        if self.matcher is None:
+            return None
+        words = self.matcher.mask()
+        opening = None if self._thoughts is None else self._thoughts.opening_token_id
+        if opening is not None and self.matcher.failure is None:
+            words = words.clone()  # it holds behind the thoughts, too
+            words.numpy().view(np.uint32)[opening // 32] |= np.uint32(1 << opening % 32)
+        return words
+
+    @property
+    def allowed_token_ids(self) -> IntArray | None:
+        """Returns the allowed next tokens, as far as the grammar allows them, or None if all are."""
+        forced = None if self._thoughts is None else self._thoughts.forced_token_ids
+        return self._excluded.allowed if forced is None else forced
+
+    @property
     def bad_token_ids(self) -> IntArray:
-        """Returns the forbidden next tokens that would complete a bad word."""
-        return self._excluded.completing(self._last_token_ids)
+        """Returns the forbidden next tokens that would complete a bad word or a repeated n-gram."""
+        of_words = self._excluded.completing(self._last_token_ids)
+        return of_words if self._ngrams is None else np.union1d(of_words, self._ngrams.completing())
 
     @property
     def banned_token_ids(self) -> IntArray:
@@ -117,6 +147,8 @@ class SamplerState:
     @property
     def edits_logits(self) -> bool:
         """Returns whether `plan_edits` may change the next row of logits."""
+        if self._thoughts is not None and self._thoughts.forced_token_ids is not None:
+            return True
         return self._always_edits or self.matcher is not None or self.num_output_tokens < self._min_tokens
 
     @property
@@ -146,10 +178,23 @@ class SamplerState:
         """Appends the next token of the output. Returns False if the grammar fails after it."""
         self.num_output_tokens += 1
         self._last_token_ids.append(token_id)
+        if self._detector is not None:
+            self.is_repeating = self._detector.append(token_id)
+        if self._ngrams is not None:
+            self._ngrams.append(token_id)
         if self.seen is not None:
             self.seen.append(token_id)
-        if self._ends_thoughts is not None:
-            if self._ends_thoughts(token_id):
-                self._ends_thoughts, self.matcher = None, self._matcher_behind
+        if self._is_of_thoughts(token_id):
             return True
         return self.matcher is None or self.matcher.advance(token_id)
+
+    def _is_of_thoughts(self, token_id: int) -> bool:
+        """Takes the next token. Returns whether it belongs to the thoughts, tags included."""
+        if self._thoughts is None:
+            return False
+        was_thinking = self._thoughts.is_thinking
+        self._thoughts.append(token_id)
+        is_thinking = self._thoughts.is_thinking
+        if self._thoughts.is_over:
+            self._thoughts = None
+        return was_thinking or is_thinking

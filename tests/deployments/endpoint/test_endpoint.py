@@ -222,6 +222,18 @@ def test_a_repeated_beginning_is_taken_from_the_prefix_cache_of_the_same_key(cli
     assert cached == [0, (answer.usage.prompt_tokens - 1) // 16 * 16, 0]
 
 
+def test_only_the_same_salt_shares_the_prefix_cache(client: OpenAI) -> None:
+    cached = [
+        ask(
+            client,
+            "Tell me at length what colour the circle has.",
+            **({"extra_body": {"cache_salt": salt}} if salt else {}),
+        ).usage.prompt_tokens_details.cached_tokens
+        for salt in ("", "", "one", "two", "one", "")
+    ]
+    assert [number > 0 for number in cached] == [False, True, False, False, True, True]
+
+
 def test_sixteen_at_once_are_answered_right(client: OpenAI) -> None:
     colours = ["red", "green", "blue", "yellow", "purple", "orange", "red", "blue"]
     pictures = [encoded(disc(colour, (96 + i, 96 + i), (36, 36))) for i, colour in enumerate(colours)]

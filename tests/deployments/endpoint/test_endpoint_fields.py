@@ -22,11 +22,13 @@ from raylens.deployments.api.responses import ResponsesRequest
 HEADER = "x-raylens-ignored-fields"
 HELLO = [{"role": "user", "content": "Hello"}]
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+INPUT_TOKENS = "/v1/responses/input_tokens"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 LEAST: dict[str, dict[str, Any]] = {
     CHAT: {"model": "shapes", "messages": HELLO, "max_tokens": 2},
     COMPLETIONS: {"model": "shapes", "prompt": "Hello", "max_tokens": 2},
     RESPONSES: {"model": "shapes", "input": "Hello", "max_output_tokens": 2},
+    INPUT_TOKENS: {"model": "shapes", "input": "Hello"},
     MESSAGES: {"model": "shapes", "messages": HELLO, "max_tokens": 2},
     COUNT: {"model": "shapes", "messages": HELLO},
     "/tokenize": {"prompt": "Hello"},
@@ -72,7 +74,7 @@ VLLM = {
 }
 VLLM_CHAT = {
     "add_generation_prompt continue_final_message documents chat_template chat_template_kwargs include_reasoning",
-    "reasoning_effort media_io_kwargs max_completion_tokens",
+    "reasoning_effort media_io_kwargs max_completion_tokens thinking_token_budget repetition_detection",
 }
 
 

@@ -26,6 +26,7 @@ def test_every_route_is_described(app_url: str) -> None:
         "/v1/chat/completions": ["post"],
         "/v1/completions": ["post"],
         "/v1/responses": ["post"],
+        "/v1/responses/input_tokens": ["post"],
         "/v1/messages": ["post"],
         "/v1/messages/count_tokens": ["post"],
         "/v1/models": ["get"],

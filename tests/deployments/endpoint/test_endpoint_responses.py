@@ -54,6 +54,17 @@ def test_the_official_client_streams(client: OpenAI) -> None:
     assert [event.sequence_number for event in events] == list(range(len(events)))
 
 
+def test_the_tokens_of_an_input_are_counted(client: OpenAI) -> None:
+    said: Any = {"input": [question(RED)], "instructions": "Answer in one word."}
+    answer = client.responses.create(model="shapes", **said)
+    counted = client.responses.input_tokens.count(model="shapes", **said)
+    assert answer.usage is not None
+    assert (counted.input_tokens, counted.object) == (answer.usage.input_tokens, "response.input_tokens")
+    with pytest.raises(BadRequestError) as refused:
+        client.responses.input_tokens.count(model="shapes", input="word " * 20_000)
+    assert refused.value.param == "input"
+
+
 def test_an_answer_that_is_cut_off_says_so(client: OpenAI) -> None:
     answer = client.responses.create(model="shapes", input="Hello", max_output_tokens=2)
     assert answer.status == "incomplete"

@@ -80,6 +80,32 @@ def test_bad_words_never_come(app_url: str, path: str) -> None:
             assert word.strip() not in sampled
 
 
+@pytest.mark.parametrize("path", LIMITS)
+def test_a_repetition_cuts_the_answer_off(app_url: str, tokenizer: Any, path: str) -> None:
+    few = {"allowed_token_ids": tokenizer(" red", add_special_tokens=False)["input_ids"]}
+    assert len(text_of(app_url, path, **few).split()) == 12
+    wanted = {"max_pattern_size": 2, "min_pattern_size": 2, "min_count": 3}
+    assert len(text_of(app_url, path, repetition_detection=wanted, **few).split()) == 6
+    answer = post(app_url, path, repetition_detection=wanted, **few)
+    ends = answer["status"] if path == RESPONSES else answer["choices"][0]["finish_reason"]
+    assert ends == ("incomplete" if path == RESPONSES else "length")
+    wanted["min_count"] = 1
+    assert refusal(app_url, path, repetition_detection=wanted)[0] == "repetition_detection.min_count"
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "seed": 1}])
+@pytest.mark.parametrize("path", LIMITS)
+def test_no_run_of_words_comes_twice(app_url: str, tokenizer: Any, path: str, settings: dict[str, Any]) -> None:
+    ids = tokenizer(" red blue circle", add_special_tokens=False)["input_ids"]
+    few = {**settings, "allowed_token_ids": ids}
+    words = text_of(app_url, path, vllm_xargs={"no_repeat_ngram_size": 3}, **few).split()
+    runs = [tuple(words[start : start + 3]) for start in range(len(words) - 2)]
+    assert len(set(runs)) == len(runs) == 10
+    words = text_of(app_url, path, **few).split()
+    assert len({tuple(words[start : start + 3]) for start in range(len(words) - 2)}) < 10, "it would otherwise"
+    assert refusal(app_url, path, vllm_xargs={"no_repeat_ngram_size": -1})[0] == "vllm_xargs.no_repeat_ngram_size"
+
+
 @pytest.mark.parametrize("settings", [{}, {"temperature": 2.0, "seed": 3}])
 @pytest.mark.parametrize("path", LIMITS)
 def test_only_allowed_tokens_come(app_url: str, tokenizer: Any, path: str, settings: dict[str, Any]) -> None:

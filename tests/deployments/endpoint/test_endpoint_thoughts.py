@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 from raylens.deployments.config import AppConfig
 from tests.scripted_model import save_scripted_model
@@ -123,6 +123,50 @@ def test_a_form_holds_behind_the_thoughts(client: OpenAI) -> None:
     message = ask(client, extra_body={"structured_outputs": {"choice": ["red", "blue"]}}).choices[0].message
     assert message.reasoning_content == THOUGHTS
     assert message.content in ("red", "blue")
+
+
+def test_a_form_holds_behind_thoughts_that_the_model_begins_itself(client: OpenAI) -> None:
+    form = {"structured_outputs": {"choice": ["red", "blue"]}}
+    message = ask(client, reasoning_effort="high", extra_body=form).choices[0].message
+    assert message.reasoning_content == THOUGHTS
+    assert message.content in ("red", "blue")
+    none = ask(client, reasoning_effort="none", extra_body=form).choices[0].message
+    assert (none.content in ("red", "blue"), hasattr(none, "reasoning_content")) == (True, False)
+
+
+@pytest.mark.parametrize("effort", ["low", "high"], ids=["template begins them", "model begins them"])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_thoughts_end_when_their_budget_is_used_up(client: OpenAI, effort: str, temperature: float) -> None:
+    options: Any = {"reasoning_effort": effort, "temperature": temperature, "logprobs": True}
+    for budget, thought in ((0, ""), (1, "I see"), (2, "I see a cat."), (100, THOUGHTS), (-1, THOUGHTS)):
+        whole = ask(client, **options, extra_body={"thinking_token_budget": budget})
+        message = whole.choices[0].message
+        assert (getattr(message, "reasoning_content", ""), message.content) == (thought, "A cat."), budget
+        if thought != THOUGHTS:
+            num_thought_tokens = budget + 1 + (effort == "high")
+            assert whole.usage.completion_tokens_details.reasoning_tokens == num_thought_tokens
+    with pytest.raises(BadRequestError) as refused:
+        ask(client, extra_body={"thinking_token_budget": -2})
+    assert refused.value.param == "thinking_token_budget"
+
+
+def test_a_form_holds_behind_thoughts_that_were_cut(client: OpenAI) -> None:
+    body = {"structured_outputs": {"choice": ["red", "blue"]}, "thinking_token_budget": 1}
+    for effort in ("low", "high"):
+        message = ask(client, reasoning_effort=effort, extra_body=body).choices[0].message
+        assert message.reasoning_content == "I see"
+        assert message.content in ("red", "blue")
+
+
+def test_a_message_of_anthropic_has_the_budget_of_its_thinking(app_url: str) -> None:
+    body = {"model": "thinker", "max_tokens": 60, "temperature": 0, "messages": HELLO}
+    body["thinking"] = {"type": "enabled", "budget_tokens": 2}
+    answer = httpx.post(f"{app_url}/v1/messages", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert [block.get("thinking", block.get("text")) for block in answer.json()["content"]] == [
+        "I see a cat.",
+        "A cat.",
+    ]
 
 
 def test_a_forced_call_comes_behind_the_thoughts_and_a_quoted_one_is_none(client: OpenAI) -> None:
