@@ -70,16 +70,22 @@ def test_tenants_share_nothing() -> None:
     assert affinity(prompt, salt="one", key="k").key != affinity(prompt, salt="two", key="k").key
 
 
-def test_adapters_share_nothing() -> None:
+def test_adapters_and_salts_share_nothing() -> None:
     prompt = TextPrompt("x" * 1000)
-    adapters = (None, "one", "two")
+    apart: list[dict[str, Any]] = [
+        {},
+        {"adapter": "one"},
+        {"adapter": "two"},
+        {"prompt_salt": "one"},
+        {"prompt_salt": "one", "adapter": "one"},
+        {"cache_salt": "other"},
+    ]
     requests = [
-        PipelineRequest("r", prompt, [], SamplingParams(), cache_salt="tenant", adapter=adapter) for adapter in adapters
+        PipelineRequest("r", prompt, [], SamplingParams(), **{"cache_salt": "tenant", **fields}) for fields in apart
     ]
     found = [affinity(prompt, salt=request.prefix_salt) for request in requests]
-    assert len({one.key for one in found}) == 3
+    assert len({one.key for one in found}) == len(apart)
     assert len({mark for one in found for mark in one.marks}) == sum(len(one.marks) for one in found)
-    assert requests[0].prefix_salt == "tenant"
 
 
 def test_the_client_s_own_key_goes_before() -> None:
