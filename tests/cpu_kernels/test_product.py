@@ -48,7 +48,8 @@ def test_products_of_any_size(
     packed, rows = pack(library, weight), shifted(rows, offset)
     product = packed.product(rows, bias)
     expected = torch.nn.functional.linear(rows.double(), weight.double(), None if bias is None else bias.double())
-    torch.testing.assert_close(product, expected.float(), rtol=1e-5, atol=1e-4)
+    # A sum of a thousand products, one after the other, has rounded by up to 1.2e-4; a lost term would be near 1.
+    torch.testing.assert_close(product, expected.float(), rtol=1e-5, atol=5e-4)
     assert packed.layout.is_short == is_short
     for row in range(0, num_rows, 1 + num_rows // 40):
         assert torch.equal(packed.product(rows[row], bias), product[row])
