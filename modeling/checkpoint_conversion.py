@@ -16,7 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-INDEX_NAME = "model.safetensors.index.json"
+from raylens.modeling.checkpoint_files import INDEX_NAME
+
 Rename = Callable[[str], str]
 MODEL_RENAMINGS: dict[str, Rename] = {
     "wemm": lambda name: name.replace(".original_linear.", "."),

@@ -8,9 +8,10 @@ from typing import Any
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from raylens.modeling.checkpoint_files import HOW_TO_CONVERT
 from raylens.modeling.model_configs import load_model_config
 
-_ONLY_SAFETENSORS = "no pickled weights are read: `raylens convert safetensors SRC DST` writes a copy as safetensors"
+_ONLY_SAFETENSORS = f"no pickled weights are read: {HOW_TO_CONVERT}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,7 +93,10 @@ _CHECK_SECONDS = 0.5
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status: 0, 1 when it failed, 2 for a wrong argument."""
-    args, unknown = _parser().parse_known_args(argv)
+    parser = _parser()
+    args, unknown = parser.parse_known_args(argv)
+    if unknown and args.run is not _serve:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     _stop_on_signals()
     try:
         setting_flags.refuse_unknown(unknown)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.deployments.config import AppConfig, ModelConfig, VisionPluginConfig
 from raylens.deployments.endpoint.api_keys import ApiKeysError, read_keys
-from raylens.deployments.launch.checkpoint_files import why_broken
+from raylens.modeling.checkpoint_files import why_broken
 from raylens.modeling.families import FAMILIES, SERVED_FAMILIES, is_found
 from raylens.preprocess.vision_plugins.registry import installed_plugins
 
@@ -44,9 +44,8 @@ def load_config(
     try:
         config = AppConfig.model_validate(settings)
     except ValidationError as error:
-        problems = [
-            _problem(one["loc"], one["msg"], {name: flag_of(name) for name in flags}, lines) for one in error.errors()
-        ]
+        spelt = {name: flag_of(name) for name in flags}
+        problems = [_problem(one["loc"], one["msg"], spelt, lines) for one in error.errors()]
         raise ConfigError(f"{path or 'settings'}: {'; '.join(problems)}") from error
     config = _checked(_with_folder(_with_keys(config), "media", "local_root"))
     if not config.further_models:

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from raylens.checkpoints import BUNDLED_MODEL
-from raylens.deployments.launch.checkpoint_files import why_broken
 from raylens.deployments.launch.cli import main
+from raylens.modeling.checkpoint_files import why_broken
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -78,7 +78,10 @@ def odd_index(folder: Path) -> None:
     [
         (without_tokenizer, "tokenizer.json is missing"),
         (without_weights, "model.safetensors is missing"),
-        (pickled, "no pickled weights are read (pytorch_model.bin): `raylens convert safetensors SRC DST`"),
+        (
+            pickled,
+            "no pickled weights are read (pytorch_model.bin): `raylens convert safetensors SRC DST`",
+        ),
         (cut_off, "model.safetensors is cut off or damaged"),
         (empty, "model.safetensors is cut off or damaged"),
         (pointer, "model.safetensors is cut off or damaged"),

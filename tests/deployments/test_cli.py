@@ -72,6 +72,7 @@ def test_it_says_its_version() -> None:
         (["serve", "--num-gpus", "1"], "there is no argument --num-gpus; `raylens serve` takes any setting of"),
         (["serve", "--log-level", "loud"], "invalid choice: 'loud'"),
         (["serve", "--log-format", "xml"], "invalid choice: 'xml'"),
+        (["top", "--num-gpus", "1"], "unrecognized arguments: --num-gpus 1"),
         (["trace", "--id"], "--id: expected one argument"),
         (["deploy", "/no/such.yaml"], "/no/such.yaml: No such file or directory"),
         (["deploy", "--timeout", "-1"], "-1 is not a number of seconds above 0"),

@@ -14,7 +14,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from raylens.modeling.checkpoint_conversion import INDEX_NAME, MODEL_RENAMINGS, ConversionError, convert_checkpoint
+from raylens.modeling.checkpoint_conversion import MODEL_RENAMINGS, ConversionError, convert_checkpoint
+from raylens.modeling.checkpoint_files import INDEX_NAME
 
 ROOT = Path(__file__).parent.parent.parent
 RENAME = MODEL_RENAMINGS["wemm"]

@@ -4,9 +4,9 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
-_INDEX = "model.safetensors.index.json"
+INDEX_NAME = "model.safetensors.index.json"
+HOW_TO_CONVERT = "`raylens convert safetensors SRC DST` writes a copy as safetensors"
 _TOKENIZERS = ("tokenizer.json", "tekken.json", "vocab.*", "*.model", "*.tiktoken", "spm.*")
-_CONVERT = "`raylens convert safetensors SRC DST` writes a copy as safetensors"
 
 
 def why_broken(folder: Path) -> str | None:
@@ -19,11 +19,11 @@ def why_broken(folder: Path) -> str | None:
     try:
         named = _indexed(folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return f"{_INDEX} is not an index of weights"
+        return f"{INDEX_NAME} is not an index of weights"
     files = {file.name: file for file in folder.glob("*.safetensors")}
     if not named and not files:
         pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
-        why_not = f"; no pickled weights are read ({pickles[0]}): {_CONVERT}" if pickles else ""
+        why_not = f"; no pickled weights are read ({pickles[0]}): {HOW_TO_CONVERT}" if pickles else ""
         return f"model.safetensors is missing{why_not}"
     reasons = ((name, _why_unreadable(folder / name, named.get(name, set()))) for name in sorted(named or files))
     return next((f"{name} {reason}" for name, reason in reasons if reason is not None), None)
@@ -31,7 +31,7 @@ def why_broken(folder: Path) -> str | None:
 
 def _indexed(folder: Path) -> dict[str, set[str]]:
     """Returns the weights of each file by the checkpoint's index, or nothing without one."""
-    index = folder / _INDEX
+    index = folder / INDEX_NAME
     named: defaultdict[str, set[str]] = defaultdict(set)
     if index.exists():
         for weight, name in json.loads(index.read_text())["weight_map"].items():
@@ -46,7 +46,7 @@ def _why_unreadable(file: Path, weights: set[str]) -> str | None:
         with safe_open(file, framework="pt") as opened:
             missing = weights - set(opened.keys())
     except FileNotFoundError:
-        return f"is missing, and {_INDEX} names it"
+        return f"is missing, and {INDEX_NAME} names it"
     except (SafetensorError, OSError) as error:
         return f"is cut off or damaged: {error}"
-    return f"has no {min(missing)}, and {_INDEX} says so" if missing else None
+    return f"has no {min(missing)}, and {INDEX_NAME} says so" if missing else None
