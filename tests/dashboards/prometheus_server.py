@@ -14,6 +14,7 @@ from dashboards.prometheus_api import PrometheusApi
 from raylens.deployments.launch.local_cluster import free_port
 from tests.waiting import wait_until
 
+SCRAPE_SECONDS = 3
 _DASHBOARDS = Path(__file__).parents[2] / "dashboards"
 _RAYS_FILE = "/tmp/ray/prom_metrics_service_discovery.json"
 _STATE_OF_MINUTES = re.compile(r"((?:deriv|min_over_time|quantile_over_time)\([^\[]+\[\d+)m\]")
@@ -67,10 +68,9 @@ def prometheus(folder: Path, config: str, *, alerts_wait: bool = True) -> Iterat
         in_seconds, number = _STATE_OF_MINUTES.subn(r"\1s]", at_once)
         assert number == 3
         alerts.write_text(in_seconds)
-    soon = re.sub(r"(scrape|evaluation)_interval: \d+s", r"\1_interval: 1s", config)
-    # On a busy machine Ray's agent answers after more than a second, which would be too late.
-    patient = soon.replace("  - job_name: ray\n", "  - job_name: ray\n    scrape_interval: 3s\n")
-    (folder / "prometheus.yml").write_text(patient)
+    # An answer may take as long as the interval: on a busy machine Ray's agent needs more than a second for one.
+    soon = config.replace("scrape_interval: 5s", f"scrape_interval: {SCRAPE_SECONDS}s")
+    (folder / "prometheus.yml").write_text(re.sub(r"evaluation_interval: \d+s", "evaluation_interval: 1s", soon))
     url = f"http://127.0.0.1:{free_port()}"
     command = [
         program,
