@@ -25,7 +25,8 @@ from benchmarks.document import at_least, at_most, make_parser, publish, this_ma
 from benchmarks.streaming_client import ask
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.deployments.config import AppConfig
-from raylens.deployments.launch.local_cluster import deployed_app, free_port, local_ray
+from raylens.deployments.free_port import free_port
+from raylens.deployments.launch.local_cluster import deployed_app, local_ray
 from tests.pictures import disc, encoded, user_message
 from tests.replicas import replica_pids
 

@@ -44,7 +44,8 @@ from benchmarks.random_checkpoint import make_checkpoint
 from benchmarks.server_process import cpu_seconds
 from benchmarks.streaming_client import Answer, ask
 from raylens.deployments.config import AppConfig
-from raylens.deployments.launch.local_cluster import LOGGING, free_port, running_app
+from raylens.deployments.free_port import free_port
+from raylens.deployments.launch.local_cluster import LOGGING, running_app
 from raylens.deployments.metrics.waterfall_stages import WATERFALL
 from tests.replicas import replica_pids
 

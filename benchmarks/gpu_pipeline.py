@@ -21,7 +21,8 @@ from benchmarks.gpu_limits import chosen_device, device_parser, machine_of
 from benchmarks.pictures import photograph
 from benchmarks.random_checkpoint import LANGUAGE_LAYERS, make_large_checkpoint
 from benchmarks.text_under_pictures import app_config, arrivals, capacity, run_load, shown
-from raylens.deployments.launch.local_cluster import free_port, running_app
+from raylens.deployments.free_port import free_port
+from raylens.deployments.launch.local_cluster import running_app
 
 LOADS = (0.5, 1.0)
 NUM_PREPROCESS = 4

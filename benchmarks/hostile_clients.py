@@ -38,7 +38,8 @@ from benchmarks.attacks import ATTACKS, CHAT, CONTROL, Attack, Target
 from benchmarks.document import at_most, make_parser, publish, this_machine
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.deployments.config import AppConfig
-from raylens.deployments.launch.local_cluster import APP_NAME, free_port, running_app
+from raylens.deployments.free_port import free_port
+from raylens.deployments.launch.local_cluster import APP_NAME, running_app
 from tests.listening import listeners, sockets_open_to_nobody, undocumented
 from tests.pictures import encoded, user_message
 from tests.replicas import proxy_pids, replica_pids

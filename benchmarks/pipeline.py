@@ -13,8 +13,9 @@ from benchmarks.pictures import picture
 from benchmarks.streaming_client import Answer, Content, ask_all
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.deployments.config import AppConfig
+from raylens.deployments.free_port import free_port
 from raylens.deployments.launch.demo import picture_part
-from raylens.deployments.launch.local_cluster import free_port, running_app
+from raylens.deployments.launch.local_cluster import running_app
 
 NUM_TOKENS = 32
 CONCURRENCIES = (1, 8)

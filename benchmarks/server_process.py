@@ -13,7 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from raylens.deployments.launch.local_cluster import APP_NAME, free_port
+from raylens.deployments.free_port import free_port
+from raylens.deployments.launch.local_cluster import APP_NAME
 from tests.replicas import parent, worker_pids
 
 TREE = Path(__file__).resolve().parent.parent

@@ -21,7 +21,8 @@ from raylens.checkpoints import BUNDLED_MODEL
 from raylens.checkpoints.training.questions import Question, QuestionDeck, draw_small_talk
 from raylens.checkpoints.training.scenes import random_scenes, render
 from raylens.deployments.config import AppConfig
-from raylens.deployments.launch.local_cluster import free_port, running_app
+from raylens.deployments.free_port import free_port
+from raylens.deployments.launch.local_cluster import running_app
 from tests.pictures import encoded, user_message
 
 TARGET = 0.97

@@ -30,7 +30,8 @@ from benchmarks.document import at_least, at_most, make_parser, publish, this_ma
 from benchmarks.server_process import tree_of
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.deployments.config import AppConfig
-from raylens.deployments.launch.local_cluster import free_port, running_app
+from raylens.deployments.free_port import free_port
+from raylens.deployments.launch.local_cluster import running_app
 from tests.background import Background
 from tests.metric_values import gauge
 from tests.replicas import proxy_pids, replica_pids, worker_pids

@@ -31,8 +31,9 @@ from benchmarks.pictures import new_content, photograph
 from benchmarks.random_checkpoint import make_checkpoint, make_qwen_checkpoint
 from benchmarks.streaming_client import Answer, Content, Sending, ask, ask_all, send_all
 from raylens.deployments.config import AppConfig
+from raylens.deployments.free_port import free_port
 from raylens.deployments.launch.demo import picture_part
-from raylens.deployments.launch.local_cluster import free_port, running_app
+from raylens.deployments.launch.local_cluster import running_app
 from raylens.planning.simulation import percentile
 
 MODEL = "random"

@@ -25,7 +25,8 @@ from benchmarks.random_checkpoint import make_checkpoint
 from benchmarks.server_process import running_server
 from benchmarks.streaming_client import Answer, ask_all
 from raylens.deployments.config import AppConfig
-from raylens.deployments.launch.local_cluster import free_port, running_app
+from raylens.deployments.free_port import free_port
+from raylens.deployments.launch.local_cluster import running_app
 from tests.metric_values import exported
 
 MODEL = "random"

@@ -14,7 +14,7 @@ from typing import IO, Self
 
 import httpx
 
-from raylens.deployments.launch.local_cluster import free_port
+from raylens.deployments.free_port import free_port
 from tests.background import Background
 from tests.waiting import wait_until
 

@@ -15,7 +15,8 @@ from playwright.sync_api import Browser, Page, expect
 from raylens.checkpoints import BUNDLED_MODEL, PICTURES
 from raylens.deployments.config import AppConfig
 from raylens.deployments.endpoint.api_keys import add_key
-from raylens.deployments.launch.local_cluster import free_port, running_app
+from raylens.deployments.free_port import free_port
+from raylens.deployments.launch.local_cluster import running_app
 from tests.background import Background
 from tests.chromium import chromium
 from tests.page_driver import ask, open_page, pick

@@ -33,6 +33,7 @@ ROOMS = (
 GROUND = (
     *(
         "config",
+        "free_port",
         "metrics",
         "replica_start",
         "request_context",

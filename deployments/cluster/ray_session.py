@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from raylens.deployments.free_port import free_ports
 from raylens.deployments.ray_internals import driver
 
 ResultT = TypeVar("ResultT")
@@ -98,10 +99,10 @@ def _start(num_cpus: float, dashboard: bool, temp_dir: Path | None) -> None:
     """Starts Ray, which raises a plain Exception if one of its processes does not start in time."""
     import ray
 
-    from raylens.deployments.ray_internals.one_machine import one_machine
+    from raylens.deployments.ray_internals.one_machine import NUM_AGENTS_PORTS, one_machine
 
     try:
-        with one_machine(temp_dir) as private:
+        with one_machine(temp_dir, free_ports(NUM_AGENTS_PORTS)) as private:
             ray.init(
                 address="local",
                 job_config=driver.driver_job(),

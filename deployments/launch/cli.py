@@ -17,11 +17,12 @@ from raylens.deployments import server_log
 from raylens.deployments.cluster.ray_session import STOP_SIGNALS, check_ray
 from raylens.deployments.cluster.server_processes import kill_orphans
 from raylens.deployments.endpoint import api_keys
+from raylens.deployments.free_port import free_port
 from raylens.deployments.launch import setting_flags
 from raylens.deployments.launch.config_file import ConfigError, load_config
 from raylens.deployments.launch.demo import run_demo
 from raylens.deployments.launch.deploy import deploy
-from raylens.deployments.launch.local_cluster import check_address, free_port, print_at_once, running_app
+from raylens.deployments.launch.local_cluster import check_address, print_at_once, running_app
 from raylens.deployments.launch.node import start_node
 from raylens.deployments.operator import top_command, waterfall
 from raylens.planning import command as plan_command

@@ -4,7 +4,6 @@ import errno
 import logging
 import math
 import os
-import random
 import socket
 import sys
 import time
@@ -22,6 +21,7 @@ from raylens.deployments.cluster.ray_session import NoRayError, ask_ray, ray_ses
 from raylens.deployments.cluster.server_processes import marked, owned_processes
 from raylens.deployments.cluster.worker_template import worker_template
 from raylens.deployments.config import AppConfig
+from raylens.deployments.free_port import free_port
 from raylens.deployments.item_store.uploads import FOLDER_VARIABLE
 from raylens.deployments.launch.app_lifetime import end_app, start_app
 from raylens.deployments.launch.config_file import ConfigError
@@ -43,7 +43,6 @@ _DRAIN_SECONDS = 8.0
 _KILL_SECONDS = 5.0  # in which Ray Serve kills the replicas that still answer after `drain_seconds`
 _LAST_ANSWER_SECONDS = 5.0  # a raylet that gets the signal, too, stops answering at once and ends after 10 s
 _LOG_FILE = "server.log"
-_LASTING_PORTS = range(20_000, 30_000)
 
 
 def print_at_once(line: str) -> None:
@@ -194,15 +193,6 @@ def reachable_host(host: str) -> str:
     """Returns the host for a local client's URL to a server that listens on `host`."""
     host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
     return f"[{host}]" if ":" in host else host
-
-
-def free_port() -> int:
-    """Returns a free loopback port for a server to come, outside the ports of outgoing connections and replicas."""
-    while True:
-        port = random.choice(_LASTING_PORTS)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind((LOOPBACK, port))
-            return port
 
 
 def wait_for_health(url: str, deadline: float, poll_seconds: float) -> OSError | None:

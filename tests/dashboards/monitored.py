@@ -18,7 +18,8 @@ from dashboards.prometheus_api import PrometheusApi, for_all
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.deployments.config import AppConfig
 from raylens.deployments.endpoint.api_keys import hash_key
-from raylens.deployments.launch.local_cluster import deployed_app, free_port, local_ray
+from raylens.deployments.free_port import free_port
+from raylens.deployments.launch.local_cluster import deployed_app, local_ray
 from tests.dashboards.counted_load import Counts, send_everything
 from tests.dashboards.prometheus_server import (
     SCRAPE_SECONDS,

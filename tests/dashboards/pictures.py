@@ -20,7 +20,8 @@ from dashboards.prometheus_api import PrometheusApi
 from dashboards.render import TimeRange, picture
 from raylens.deployments.config import AppConfig
 from raylens.deployments.endpoint.api_keys import hash_key
-from raylens.deployments.launch.local_cluster import deployed_app, free_port, local_ray
+from raylens.deployments.free_port import free_port
+from raylens.deployments.launch.local_cluster import deployed_app, local_ray
 from tests.dashboards.counted_load import QUESTION, Counts
 from tests.dashboards.prometheus_server import agent_addresses, cluster_config, exporter_address, prometheus
 from tests.pictures import encoded, user_message

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 
 from dashboards.prometheus_api import PrometheusApi
-from raylens.deployments.launch.local_cluster import free_port
+from raylens.deployments.free_port import free_port
 from tests.waiting import wait_until
 
 SCRAPE_SECONDS = 3

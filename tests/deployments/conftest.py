@@ -9,7 +9,8 @@ import pytest
 
 from raylens.checkpoints import PICTURES
 from raylens.deployments.config import AppConfig
-from raylens.deployments.launch.local_cluster import deployed_app, free_port, local_ray
+from raylens.deployments.free_port import free_port
+from raylens.deployments.launch.local_cluster import deployed_app, local_ray
 
 if TYPE_CHECKING:
     from openai import OpenAI

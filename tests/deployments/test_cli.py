@@ -17,8 +17,8 @@ import pytest
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.cpu_kernels.library import VARIABLE
 from raylens.deployments.cluster.server_processes import pids_of
+from raylens.deployments.free_port import free_port
 from raylens.deployments.launch.cli import main
-from raylens.deployments.launch.local_cluster import free_port
 from tests.listening import server_folder
 from tests.otlp_collector import collecting
 

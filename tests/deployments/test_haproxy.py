@@ -24,7 +24,7 @@ from ray.serve.config import HTTPOptions
 
 from raylens.deployments.cluster.haproxy import ERROR_PAGES, haproxy_environment
 from raylens.deployments.cluster.private_files import private_folder
-from raylens.deployments.launch.local_cluster import free_port
+from raylens.deployments.free_port import free_port
 from raylens.deployments.ray_internals.haproxy_config import (
     HEADER_SECONDS,
     ConnectionLimits,

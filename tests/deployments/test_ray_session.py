@@ -22,7 +22,8 @@ ROOT = Path(__file__).parent.parent.parent
 SESSIONS = """
 import gc, json, sys, threading
 from pathlib import Path
-from raylens.deployments.launch.local_cluster import free_port, local_ray
+from raylens.deployments.free_port import free_port
+from raylens.deployments.launch.local_cluster import local_ray
 from raylens.deployments.cluster.ray_session import ray_session
 
 class Echo:
@@ -92,6 +93,34 @@ def test_no_thread_of_a_session_is_left_that_measures(left_over: dict[str, Any])
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_native_threads_that_are_left_are_known_to_be_harmless(left_over: dict[str, Any]) -> None:
     assert set(left_over["others"]) <= WHO_MAY_STAY.keys()
+
+
+SLOW_AGENTS = """
+import sys, time
+if any(argument.endswith(("dashboard/agent.py", "runtime_env/agent/main.py")) for argument in sys.orig_argv):
+    time.sleep(18)
+"""
+
+
+def test_ray_starts_though_its_agents_are_slow(tmp_path: Path) -> None:
+    """As on a busy machine. Ray waits 15 s for ports that they choose themselves."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW_AGENTS)
+    code = """
+import ray
+from raylens.deployments.cluster.ray_session import ray_session
+with ray_session(num_cpus=1):
+    print(ray.get(ray.remote(lambda: "called").remote(), timeout=60))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.stdout == "called\n", result.stderr
 
 
 def test_sessions_are_started_nowhere_else() -> None:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from raylens.deployments.config import AppConfig
-from raylens.deployments.launch.local_cluster import free_port
+from raylens.deployments.free_port import free_port
 from tests.otlp_collector import Collector, collecting
 from tests.pictures import disc, encoded, user_message
 from tests.slow_encoder import large_picture, make_slow_checkpoint

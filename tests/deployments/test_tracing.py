@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
 from raylens.deployments.config import TracingConfig
-from raylens.deployments.launch.local_cluster import free_port
+from raylens.deployments.free_port import free_port
 from raylens.deployments.request_context import NO_REQUEST, RequestContext
 from raylens.deployments.tracing.export import is_configured, spans_of
 from raylens.deployments.tracing.spans import Attribute, Spans, trace_headers

@@ -12,7 +12,8 @@ from openai import OpenAI
 from ray import serve
 from ray.serve.schema import ServeDeploySchema
 
-from raylens.deployments.launch.local_cluster import APP_NAME, LOGGING, free_port, local_ray
+from raylens.deployments.free_port import free_port
+from raylens.deployments.launch.local_cluster import APP_NAME, LOGGING, local_ray
 from raylens.deployments.ray_internals.serve_client import deploy_file
 from tests.replicas import replica_pids
 from tests.small_models import make_checkpoint

@@ -3,6 +3,7 @@ tests/deployments/test_ray_session.py does."""
 
 import inspect
 import signal
+from functools import partial
 
 from ray._private import node, services, utils, worker
 from ray.job_config import JobConfig
@@ -40,8 +41,10 @@ def test_ray_init_starts_its_node_by_the_names_that_are_replaced() -> None:
     assert inspect.signature(node.Node.start_api_server).parameters.keys() == {
         *("self", "include_dashboard", "raise_on_failure")
     }
+    assert "self.start_raylet(" in inspect.getsource(node.Node.start_ray_processes)
     before = node.Node, services.ConsolePopen
-    with one_machine(None) as options:
+    with one_machine(None, [1, 2, 3, 4]) as options:
         assert options == {}
-        assert (node.Node, services.ConsolePopen) == (OneMachineNode, OwnGroupPopen)
+        assert isinstance(node.Node, partial)
+        assert (node.Node.func, services.ConsolePopen) == (OneMachineNode, OwnGroupPopen)
     assert (node.Node, services.ConsolePopen) == before
