@@ -73,4 +73,4 @@ def forced_call(form: ToolCallFormat | None, offered: OfferedTools) -> Structure
 
 def with_marks(params: SamplingParams, form: ToolCallFormat | None) -> SamplingParams:
     """Returns the parameters with which an answer's text has the marks of calls, which may be special tokens."""
-    return replace(params, skip_special_tokens=False) if form is not None and form.special_tokens else params
+    return replace(params, skip_special_tokens=False) if form is not None and form.has_hidden_marks else params

@@ -41,18 +41,19 @@ class CallGrammar:
 
     def literal(self, text: str) -> str:
         """Returns what stands for a text. Its special tokens stand for themselves."""
-        special = "|".join(map(re.escape, sorted(self._special_tokens, key=len, reverse=True)))
-        parts = re.split(f"({special})", text) if special else [text]
-        return " ".join(self._token(part) or json.dumps(part) for part in parts if part)
+        return " ".join(self._token(part) or json.dumps(part) for part in self._parts(text) if part)
 
     def json(self, schema: Schema) -> str:
         return self.rule(f"%json {json.dumps({**schema, 'x-guidance': _SPACING})}")
 
     def text_up_to(self, marker: str) -> str:
         """Returns any text and the marker behind it."""
-        if token := self._token(marker):
-            return f"{self.rule('/(?s:.*)/')} {token}"
-        return self.rule("/(?s:.*)/", options=f"[suffix={json.dumps(marker)}]")
+        before, *others = self._parts(marker)
+        if not others:
+            return self.rule("/(?s:.*)/", options=f"[suffix={json.dumps(marker)}]")
+        # A token ends the text, whose own end is what stands before the token.
+        ending = re.escape(before).replace("\n", "n").replace("/", r"\/")
+        return f"{self.rule(f'/(?s:.*){ending}/')} {self.literal(''.join(others))}"
 
     def members(self, members: Sequence[tuple[str, bool]], separator: str) -> str:
         """Returns the members in their order, those that are not required (False) or not. `separator`: text between
@@ -64,6 +65,11 @@ class CallGrammar:
             behind = self.rule(going_on if is_required else f"{going_on} | {behind}")
             none_yet = self.rule(beginning if is_required else f"{beginning} | {none_yet}")
         return none_yet
+
+    def _parts(self, text: str) -> list[str]:
+        """Returns the text cut at its special tokens: a text and a token in turns."""
+        special = "|".join(map(re.escape, sorted(self._special_tokens, key=len, reverse=True)))
+        return re.split(f"({special})", text) if special else [text]
 
     def _token(self, text: str) -> str:
         return f"<[{self._special_tokens[text]}]>" if text in self._special_tokens else ""

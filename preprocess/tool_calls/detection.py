@@ -1,6 +1,7 @@
 """Finds a model's format of tool calls by what its chat template writes for a call in the history."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -54,8 +55,10 @@ def _is_written(answer: str, form: ToolCallFormat) -> bool:
 
 
 def _with_special_tokens(form: ToolCallFormat, hf_tokenizer: Any) -> ToolCallFormat:
-    marks, special_tokens = form.marks, dict[str, int]()
+    """llguidance takes an added token in angle brackets for a special one, such as `<tool_call>` of Qwen's."""
+    marks, special_tokens, has_hidden_marks = form.marks, dict[str, int](), False
     for token_id, token in hf_tokenizer.added_tokens_decoder.items():
-        if token.special and token.content in marks:
+        if token.content in marks and (token.special or re.fullmatch("<.*>", token.content)):
             special_tokens[token.content] = token_id
-    return replace(form, special_tokens=special_tokens)
+            has_hidden_marks = has_hidden_marks or token.special
+    return replace(form, special_tokens=special_tokens, has_hidden_marks=has_hidden_marks)

@@ -36,7 +36,8 @@ class ToolCallFormat:
     in its `syntax`, `end`.
 
     `is_alone`: calls stand at the beginning of an answer or not at all. `new_id`: makes a call's id from its function's
-    name and its index. `special_tokens`: ids by text, of the model's special tokens among the marks."""
+    name and its index. `special_tokens`: ids by text, of the marks whose text no other tokens may spell in a grammar.
+    `has_hidden_marks`: an answer without special tokens lacks some of the marks."""
 
     name: str
     syntax: CallSyntax
@@ -48,6 +49,7 @@ class ToolCallFormat:
     is_alone: bool = False
     new_id: Callable[[str, int], str] = _long_id
     special_tokens: Mapping[str, int] = field(default_factory=dict, hash=False)
+    has_hidden_marks: bool = False
 
     @property
     def mark(self) -> str:

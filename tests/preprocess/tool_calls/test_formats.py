@@ -11,6 +11,7 @@ import jinja2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
 from raylens.llm.byte_tokenizer import ByteTokenizer
@@ -150,6 +151,15 @@ def tokenizer(shapes: str) -> ByteTokenizer:
     return ByteTokenizer(own, len(own), frozenset({own.eos_token_id}))
 
 
+@pytest.fixture(scope="module")
+def with_marks(shapes: str) -> ByteTokenizer:
+    """Each mark in angle brackets is a token, as `<tool_call>` is one of Qwen's, but no special one."""
+    own = AutoTokenizer.from_pretrained(shapes)
+    marks = {mark for form in FORMATS for mark in re.findall(r"<[^<>\s]+>", form.marks)}
+    own.add_tokens([AddedToken(mark, normalized=False, special=False) for mark in sorted(marks)])
+    return ByteTokenizer(own, len(own), frozenset({own.eos_token_id}))
+
+
 PLACES: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -177,11 +187,25 @@ PLACES: dict[str, Any] = {
 def test_the_grammar_of_forced_calls_takes_what_a_template_writes(
     tokenizer: ByteTokenizer, name: str, arguments: dict[str, Any], is_right: bool
 ) -> None:
+    check_grammar(tokenizer, BY_NAME[name], arguments, is_right)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_same_where_marks_are_tokens(with_marks: ByteTokenizer, name: str) -> None:
+    form, _ = detect_format(lambda messages: rendered(name, messages), with_marks._tokenizer)
+    assert form is not None
+    assert form.special_tokens or "<" not in form.marks
+    assert not form.has_hidden_marks
+    check_grammar(with_marks, form, {"city": "Rome", "days": 3, "kind": "rain"}, True)
+    check_grammar(with_marks, form, {"city": "Rome", "kind": "snow"}, False)
+
+
+def check_grammar(tokenizer: ByteTokenizer, form: ToolCallFormat, arguments: dict[str, Any], is_right: bool) -> None:
     functions = {"weather": PLACES, "time": {"type": "object", "properties": {}}}
-    grammar = BY_NAME[name].grammar(functions, is_single=True, max_chars=MAX_GRAMMAR_CHARS)
+    grammar = form.grammar(functions, is_single=True, max_chars=MAX_GRAMMAR_CHARS)
     matcher = make_matcher(tokenizer.matching(), "grammar", grammar)
     assert not matcher.is_error(), matcher.get_error()
-    ids = tokenizer._ids(WITH_ID.sub("", written(name, [("weather", arguments)])))
+    ids = tokenizer._ids(WITH_ID.sub("", written(form.name, [("weather", arguments)])))
     num_taken = matcher.try_consume_tokens([*ids])
     assert (num_taken == len(ids) and matcher.is_accepting()) == is_right, tokenizer._tokenizer.decode(ids[:num_taken])
 
