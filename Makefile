@@ -8,7 +8,7 @@ BIN := .venv/bin
 # Where Python writes no bytecode, each of the many processes that tests start compiles Raylens again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve quick oldest test test-slow check format bench dashboard accuracy chromium compiler hosts prometheus sanitize screenshots vllm-cpu
+.PHONY: help demo serve quick oldest test test-slow clients check format bench dashboard accuracy chromium compiler hosts prometheus sanitize screenshots vllm-cpu
 
 CSRC := $(wildcard cpu_kernels/csrc/*)
 
@@ -51,6 +51,9 @@ test: compiler .venv/installed chromium hosts prometheus ## all tests but the sl
 
 test-slow: .venv/installed chromium hosts ## the slow ones: rare faults, further models, long fuzzing
 	$(BIN)/python -m pytest -m slow
+
+clients: .venv/installed ## what of a server each client can use, with its package of today: writes docs/clients.md
+	$(BIN)/python -m tests.clients.table
 
 chromium: ## the browser that the tests look at the page with, by apt where it is missing
 	@command -v chromium-headless-shell >/dev/null || \

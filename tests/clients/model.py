@@ -1,0 +1,63 @@
+"""A model whose answers show what of a request has reached it: it answers a picture, a tool's result, a wish to think
+and a list of tools each in its own words."""
+
+from pathlib import Path
+
+from tests.scripted_model import save_scripted_model
+
+_TEMPLATE = """
+{%- set seen = namespace(picture=false, text='') -%}
+{%- for m in messages -%}
+{{- m.role ~ ':' -}}
+{%- set seen.picture = false -%}{%- set seen.text = '' -%}
+{%- if m.reasoning_content is string -%}{{- '<think>' ~ m.reasoning_content ~ '</think>' -}}{%- endif -%}
+{%- if m.content is string -%}{{- m.content -}}{%- set seen.text = m.content -%}
+{%- else -%}
+{%- for part in m.content or [] -%}
+{%- if part.type == 'image' -%}{{- '<image>' -}}{%- set seen.picture = true -%}
+{%- else -%}{{- part.text -}}{%- set seen.text = seen.text ~ part.text -%}{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{%- for call in m.tool_calls or [] -%}
+{{- '<tool_call>\\n{"name": "' ~ call.function.name ~ '", "arguments": ' -}}
+{{- (call.function.arguments | tojson) ~ '}\\n</tool_call>' -}}
+{%- endfor -%}
+{{- '\\n' -}}
+{%- endfor -%}
+{%- if messages[-1].role == 'tool' -%}{{- '[shown]' if seen.picture else '[told]' -}}
+{%- elif 'Think' in seen.text -%}{{- '[think]' -}}
+{%- elif seen.picture -%}{{- '[picture]' -}}
+{%- elif tools -%}{{- '[call]' -}}
+{%- else -%}{{- '[plain]' -}}{%- endif -%}
+"""
+_CALL = '\n{"name": "look", "arguments": {"where":'
+_NEXT_WORDS = {
+    "[plain]": "It is",
+    "It is": " red.",
+    " red.": "",
+    "[picture]": "A blue",
+    "A blue": " circle.",
+    " circle.": "",
+    "[think]": "<think>",
+    "<think>": "\nIt may be",
+    "\nIt may be": " green.\n",
+    " green.\n": "</think>",
+    "</think>": "\n\nIt",
+    "\n\nIt": " was green.",
+    " was green.": "",
+    "[call]": "<tool_call>",
+    "<tool_call>": _CALL,
+    _CALL: ' "left"}}\n',
+    ' "left"}}\n': "</tool_call>",
+    "</tool_call>": "",
+    "[told]": "It was",
+    "It was": " told.",
+    " told.": "",
+    "[shown]": "It was shown",
+    "It was shown": " a picture.",
+    " a picture.": "",
+}
+
+
+def save_model(folder: Path) -> str:
+    return save_scripted_model(folder, _NEXT_WORDS, _TEMPLATE)

@@ -1,0 +1,56 @@
+"""What a client is asked to do, the same for each. It runs in the client's environment: nothing of Raylens is there.
+
+Each program gets the server's URL and a picture's file, and prints what came of each feature as JSON."""
+
+import asyncio
+import base64
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+URL, KEY, MODEL = sys.argv[1], "rl-of-the-clients", "scripted"
+PICTURE = Path(sys.argv[2]).read_bytes()
+PICTURE_URL = f"data:image/png;base64,{base64.b64encode(PICTURE).decode()}"
+
+PLAIN, ABOUT_PICTURE = "It is red.", "A blue circle."
+TOLD, SHOWN = "It was told.", "It was shown a picture."
+THOUGHT, AFTER_THOUGHT = "It may be green.", "It was green."
+QUESTION, THINK = "What colour is it?", "Think. What colour is it?"
+SCHEMA = {
+    "type": "object",
+    "properties": {"colour": {"type": "string", "enum": ["red"]}},
+    "required": ["colour"],
+    "additionalProperties": False,
+}
+LOOK = {
+    "type": "object",
+    "properties": {"where": {"type": "string", "enum": ["left", "right"]}},
+    "required": ["where"],
+    "additionalProperties": False,
+}
+"""The parameters of the tool `look`, which the model calls with `left`."""
+
+
+def is_equal(found: object, wanted: object) -> None:
+    assert found == wanted, f"{found!r}, not {wanted!r}"
+
+
+def report(**features: "Callable[[], object] | str") -> None:
+    """A text says why the client itself cannot do it."""
+    asyncio.run(_report(features))
+
+
+async def _report(features: "dict[str, Callable[[], object] | str]") -> None:
+    told = {}
+    for name, feature in features.items():
+        if isinstance(feature, str):
+            told[name] = f"not of the client: {feature}"
+            continue
+        try:
+            await (feature() if inspect.iscoroutinefunction(feature) else asyncio.to_thread(feature))
+            told[name] = "ok"
+        except Exception as error:
+            told[name] = f"{type(error).__name__}: {error}"[:400]
+    print(json.dumps(told))

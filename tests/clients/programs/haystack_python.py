@@ -1,0 +1,60 @@
+"""`haystack-ai`: its chat generator."""
+
+import base64
+
+from features import ABOUT_PICTURE, KEY, LOOK, MODEL, PICTURE, PLAIN, QUESTION, SCHEMA, TOLD, URL, is_equal, report
+from haystack.components.generators.chat import OpenAIChatGenerator
+from haystack.dataclasses import ChatMessage, ImageContent
+from haystack.tools import Tool
+from haystack.utils import Secret
+
+tool = Tool(name="look", description="Look there.", parameters=LOOK, function=lambda where: "red")
+said = [ChatMessage.from_user(QUESTION)]
+shown = ImageContent(base64_image=base64.b64encode(PICTURE).decode(), mime_type="image/png")
+
+
+def ask(messages, **options):
+    model = OpenAIChatGenerator(api_key=Secret.from_token(KEY), api_base_url=f"{URL}/v1", model=MODEL, **options)
+    (answer,) = model.run(messages)["replies"]
+    return answer
+
+
+def chat():
+    is_equal(ask(said).text, PLAIN)
+
+
+def stream():
+    pieces = []
+    ask(said, streaming_callback=lambda chunk: pieces.append(chunk.content))
+    is_equal("".join(pieces), PLAIN)
+
+
+def picture():
+    is_equal(ask([ChatMessage.from_user(content_parts=[QUESTION, shown])]).text, ABOUT_PICTURE)
+
+
+def structured():
+    form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": SCHEMA, "strict": True}}
+    answer = ask(said, generation_kwargs={"response_format": form})
+    is_equal(answer.text.replace(" ", ""), '{"colour":"red"}')
+
+
+def answer_to(result):
+    asked = ask(said, tools=[tool], streaming_callback=lambda chunk: None)
+    is_equal((asked.tool_call.tool_name, asked.tool_call.arguments), ("look", {"where": "left"}))
+    return ask([*said, asked, ChatMessage.from_tool(result, origin=asked.tool_call)], tools=[tool]).text
+
+
+def tools_streamed():
+    is_equal(answer_to("red"), TOLD)
+
+
+report(
+    chat=chat,
+    stream=stream,
+    picture=picture,
+    structured=structured,
+    tools_streamed=tools_streamed,
+    tool_picture="it refuses pictures of tools in chat completions",
+    thinking="it drops them in chat completions",
+)
