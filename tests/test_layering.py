@@ -27,7 +27,20 @@ PACKAGES = (
 _PLUG_INS = "preprocess.vision_plugins"
 """Has layers as the encoder does, so it imports modeling."""
 ROOMS = (
-    *("routing", "wire", "stages", "item_store", "pipeline", "api", "operator", "endpoint", "cluster", "app", "launch"),
+    *(
+        "routing",
+        "wire",
+        "stages",
+        "item_store",
+        "pipeline",
+        "api",
+        "operator",
+        "batch",
+        "endpoint",
+        "cluster",
+        "app",
+        "launch",
+    ),
 )
 """The rooms of deployments from the bottom to the top. `app` is the files beside them, but for the GROUND."""
 GROUND = (

@@ -1,4 +1,4 @@
-"""The command line: `raylens serve`, `demo`, `top`, `trace`, `plan`, `node`, `deploy`, `key` and `convert`."""
+"""The command line, `raylens`: one function for each command."""
 
 import argparse
 import math
@@ -11,9 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import shtab
+
 import raylens
 from raylens.checkpoints import PICTURES
 from raylens.deployments import server_log
+from raylens.deployments.batch import command as batch_command
+from raylens.deployments.batch.request_file import BatchFileError
 from raylens.deployments.cluster.ray_session import STOP_SIGNALS, check_ray
 from raylens.deployments.cluster.server_processes import kill_orphans
 from raylens.deployments.endpoint import api_keys
@@ -28,6 +32,7 @@ from raylens.deployments.operator import top_command, waterfall
 from raylens.planning import command as plan_command
 from raylens.planning.settings import PlanError
 
+_HELP = "Serve vision-language models, and work with servers. `raylens COMMAND --help` explains a command."
 _SERVE_HELP = """\
 Serve a vision-language model on this machine: preprocessing, vision encoding and decoding as separate processes
 behind one OpenAI-compatible endpoint. Stop it with Ctrl-C.
@@ -86,6 +91,12 @@ Copy a checkpoint, with safetensors weights under the names that Raylens and tra
 The command only reads SRC, and holds at most one file of weights in memory. The new folder DST gets its name once all
 weights are written, read back and compared bit by bit, so a stopped conversion leaves nothing that looks finished.
 """
+_COMPLETION_HELP = """\
+Print a script that lets the shell complete commands, arguments and their values with the Tab key:
+
+  eval "$(raylens completion bash)"                 this shell; in ~/.bashrc: each one
+  raylens completion zsh > ~/.zfunc/_raylens        with ~/.zfunc in fpath
+"""
 _WAIT_SECONDS = 1800  # enough for new nodes that start and download a model
 _INTERRUPTED = 130
 """The exit status of a stopped command that should have finished, as in shells. Stopping a server is not a failure."""
@@ -105,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("raylens: stopped", file=sys.stderr)
         return int(args.when_stopped)
-    except (ConfigError, PlanError, api_keys.ApiKeysError, RuntimeError) as error:
+    except (ConfigError, PlanError, BatchFileError, api_keys.ApiKeysError, RuntimeError) as error:
         print(f"raylens: {error}", file=sys.stderr)
         return 1 if isinstance(error, RuntimeError) else 2
     return status
@@ -200,8 +211,13 @@ def _demo(args: argparse.Namespace) -> int:
         return run_demo(url, config.model_name)
 
 
+def _completion(args: argparse.Namespace) -> int:
+    print(shtab.complete(_parser(), shell=args.shell))
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="raylens", description=__doc__)
+    parser = argparse.ArgumentParser(prog="raylens", description=_HELP)
     parser.add_argument("--version", action="version", version=f"raylens {raylens.__version__}")
     parser.set_defaults(when_stopped=0)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -214,6 +230,10 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_serve_arguments(command("serve", "serve a model", _SERVE_HELP, _serve))
     command("demo", "see it work", _DEMO_HELP, _demo)
+    batching = command(
+        "batch", "answer a file of requests", batch_command.HELP, batch_command.run, when_stopped=_INTERRUPTED
+    )
+    batch_command.add_arguments(batching)
     top = command("top", "watch a server", top_command.HELP, top_command.run, when_stopped=_INTERRUPTED)
     top_command.add_arguments(top)
     waterfall.add_arguments(command("trace", "show a request's stage times", waterfall.HELP, waterfall.run))
@@ -231,13 +251,17 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("model", choices=["wemm", "safetensors"], help="safetensors: a model of any kind")
     convert.add_argument("source", type=Path, metavar="SRC", help="folder of the checkpoint")
     convert.add_argument("target", type=Path, metavar="DST", help="new folder of the copy")
+    completion = command("completion", "let the shell complete commands", _COMPLETION_HELP, _completion)
+    completion.add_argument("shell", choices=shtab.SUPPORTED_SHELLS)
     return parser
 
 
 def _add_serve_arguments(serve: argparse.ArgumentParser) -> None:
     add: Any = serve.add_argument
-    add("models", nargs="*", metavar="MODEL", help="folders or hub ids of models (default: the bundled model)")
-    add("--config", type=Path, metavar="FILE", help="Serve config file, e.g. serve.yaml; flags override it")
+    models_help = "folders or hub ids of models (default: the bundled model)"
+    add("models", nargs="*", metavar="MODEL", help=models_help).complete = shtab.DIRECTORY
+    config_help = "Serve config file, e.g. serve.yaml; flags override it"
+    add("--config", type=Path, metavar="FILE", help=config_help).complete = shtab.FILE
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=_port, default=8000, help="port to listen on, 0 for a free one (default: 8000)")
     key_help = "key for clients, repeatable; for trials: the list of processes shows it (else see `raylens key`)"
@@ -252,7 +276,8 @@ def _add_serve_arguments(serve: argparse.ArgumentParser) -> None:
 def _add_deploy_arguments(deploying: argparse.ArgumentParser) -> None:
     add: Any = deploying.add_argument
     default = Path("serve.yaml")
-    add("file", nargs="?", type=Path, metavar="FILE", default=default, help="Serve config file (default: %(default)s)")
+    file_help = "Serve config file (default: %(default)s)"
+    add("file", nargs="?", type=Path, metavar="FILE", default=default, help=file_help).complete = shtab.FILE
     add("--host", help="address to listen on, instead of the file's http_options.host")
     add("--timeout", type=_seconds, metavar="SECONDS", default=_WAIT_SECONDS, help="longest wait (default: 1800)")
     add("--no-wait", action="store_true", help="do not wait")

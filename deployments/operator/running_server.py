@@ -41,11 +41,15 @@ class RunningServer:
         """Takes the options of `add_server_options`."""
         return cls(args.url, args.api_key or os.environ.get(KEY_VARIABLE) or None)
 
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self._api_key is None else {"Authorization": f"Bearer {self._api_key}"}
+
     def get(self, path: str) -> str:
         """Returns the body of an answer with status 200. Raises NoAnswerError."""
         request = urllib.request.Request(f"{self.url}{path}")
-        if self._api_key is not None:  # sent to this server only, never to a redirect's target
-            request.add_unredirected_header("Authorization", f"Bearer {self._api_key}")
+        for name, value in self.headers.items():  # sent to this server only, never to a redirect's target
+            request.add_unredirected_header(name, value)
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response:
                 content: bytes = response.read()

@@ -51,6 +51,21 @@ def test_help_teaches() -> None:
         assert part in text
 
 
+def test_a_shell_completes_commands_arguments_and_values() -> None:
+    script = run("completion", "bash").stdout
+    for words, completed in (
+        (["se"], ["serve"]),
+        (["serve", "--log-f"], ["--log-format"]),
+        (["serve", "--log-format", ""], ["text", "json"]),
+    ):
+        typed = " ".join(f"'{word}'" for word in ["raylens", *words])
+        ask = f"COMP_WORDS=({typed}); COMP_CWORD={len(words)}; _shtab_raylens; echo ${{COMPREPLY[@]}}"
+        told = subprocess.run(
+            ["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True, timeout=60
+        )
+        assert told.stdout.split() == completed
+
+
 def test_it_says_its_version() -> None:
     assert re.fullmatch(r"raylens \d+\.\d+\.\d+\S*\n", run("--version").stdout)
 

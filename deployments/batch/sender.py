@@ -1,0 +1,95 @@
+"""Sends a batch's requests to a server, many at once, each until it has an answer."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+
+from raylens.deployments.batch.answer_file import AnswerFile
+from raylens.deployments.batch.request_file import BatchRequest
+from raylens.deployments.operator.running_server import NoAnswerError, RunningServer
+
+_AWAY_SECONDS = 300.0
+"""So long a server may be away, as when it starts again, before the run ends."""
+_FIRST_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 30.0
+_CONNECT_SECONDS = 10.0
+_REFUSED = (401, 403)
+_TRY_AGAIN = (429, 502, 503)
+"""The server has no room, or is away: no fault of the request."""
+_NUM_ATTEMPTS = 3
+"""Of a request that the server fails at."""
+
+
+class Sender:
+    """`timeout_s`: after so long without an answer a request is sent again."""
+
+    def __init__(self, server: RunningServer, answers: AnswerFile, timeout_s: float) -> None:
+        self._server = server
+        self._answers = answers
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_SECONDS)
+        self._last_sign = time.monotonic()
+
+    async def send(self, requests: Iterator[BatchRequest], concurrency: int) -> None:
+        """Sends all requests. Raises NoAnswerError if the server refuses them all or is away, RuntimeError if the file
+        of answers is full."""
+        connector = aiohttp.TCPConnector(limit=0)
+        async with (
+            aiohttp.ClientSession(headers=self._server.headers, connector=connector, timeout=self._timeout) as session,
+            asyncio.TaskGroup() as group,
+        ):
+            for _ in range(concurrency):
+                group.create_task(self._send_in_turn(session, requests))
+
+    async def _send_in_turn(self, session: aiohttp.ClientSession, requests: Iterator[BatchRequest]) -> None:
+        for request in requests:  # shared with the others
+            await self._answer(session, request)
+
+    async def _answer(self, session: aiohttp.ClientSession, request: BatchRequest) -> None:
+        """Sends one request until it has an answer of its own."""
+        pause_s, num_failed = _FIRST_PAUSE_SECONDS, 0
+        while True:
+            try:
+                url = self._server.url + request.path
+                async with session.post(url, json=request.body, allow_redirects=False) as response:
+                    status, request_id = response.status, response.headers.get("x-request-id", "")
+                    retry_after, body = response.headers.get("retry-after", ""), await _body(response)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                self._check_sign(error)
+            else:
+                if status in _REFUSED:
+                    raise NoAnswerError(f"{self._server.url} refuses the requests: {_message(body)}")
+                num_failed += status >= 500 and status not in _TRY_AGAIN
+                if status == 503:
+                    self._check_sign(_message(body))
+                elif status not in _TRY_AGAIN and (status < 500 or num_failed == _NUM_ATTEMPTS):
+                    self._last_sign = time.monotonic()
+                    self._answers.add(request.custom_id, status, request_id, body)
+                    return
+                if retry_after.isdecimal():
+                    pause_s = max(pause_s, float(retry_after))
+            await asyncio.sleep(min(pause_s, _LONGEST_PAUSE_SECONDS))
+            pause_s *= 2
+
+    def _check_sign(self, reason: object) -> None:
+        """Raises NoAnswerError if the server has been away for too long."""
+        if time.monotonic() > self._last_sign + _AWAY_SECONDS:
+            away = f"{self._server.url} has not answered for {_AWAY_SECONDS:.0f} s: {reason or type(reason).__name__}"
+            raise NoAnswerError(f"{away}; the same command goes on from here")
+
+
+async def _body(response: aiohttp.ClientResponse) -> Any:
+    """Returns the JSON of an answer, or its text where that is no JSON."""
+    text = await response.text(errors="replace")
+    with contextlib.suppress(ValueError):
+        return await response.json(content_type=None)
+    return text
+
+
+def _message(body: Any) -> str:
+    with contextlib.suppress(TypeError, KeyError):
+        return str(body["error"]["message"])
+    return str(body)[:200]
