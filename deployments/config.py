@@ -72,12 +72,21 @@ class AdmissionConfig(Settings):
         return default.model_dump() | given if isinstance(given, dict) else given
 
 
-class UploadConfig(Settings):
-    """Files that clients upload once and name in later requests (`/v1/files`)."""
+class KeptFilesConfig(Settings):
+    """What the server keeps on disk for clients."""
 
     folder: str | None = Field(None, description="on a file system of all nodes; null: one node's disk, until shutdown")
-    max_bytes: int = Field(2**30, ge=0, description="bytes of all files")
-    max_age_s: float = Field(86400.0, gt=0, description="seconds until a file is deleted")
+    max_bytes: int = Field(2**30, ge=0, description="bytes of all together")
+    max_age_s: float = Field(86400.0, gt=0, description="seconds until each is deleted")
+
+
+class UploadConfig(KeptFilesConfig):
+    """Files that clients upload once and name in later requests (`/v1/files`)."""
+
+
+class ResponsesConfig(KeptFilesConfig):
+    """Answers of `/v1/responses`, with their input, from which later requests go on. If there is no room, the oldest
+    ones make it. With `max_bytes` 0 the server keeps none."""
 
 
 class MetricsConfig(Settings):
@@ -330,6 +339,7 @@ class AppConfig(ModelConfig):
     auth: AuthConfig = AuthConfig()
     admission: AdmissionConfig = AdmissionConfig()
     uploads: UploadConfig = UploadConfig()
+    responses: ResponsesConfig = ResponsesConfig()
     tracing: TracingConfig = TracingConfig()
     metrics: MetricsConfig = MetricsConfig()
     updates: UpdateConfig = UpdateConfig()

@@ -23,7 +23,7 @@ from raylens.cpu_kernels.library import VARIABLE
 from raylens.deployments.cluster.haproxy import PROGRAM, haproxy_environment
 from raylens.deployments.config import AdmissionConfig, AppConfig
 from raylens.deployments.endpoint.api_keys import ApiKeys
-from raylens.deployments.item_store.uploads import FOLDER_VARIABLE
+from raylens.deployments.item_store.kept_files import FOLDER_VARIABLE
 from raylens.deployments.launch.cli import main
 from raylens.deployments.launch.local_cluster import LOGGING
 from raylens.deployments.ray_internals.environment import RAY_ENVIRONMENT

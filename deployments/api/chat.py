@@ -18,7 +18,7 @@ from raylens.deployments.api.tools import (
     ToolFields,
     ToolMode,
 )
-from raylens.deployments.api.wire import Accepted, NotDone, OrAbsent, StageTimings, Usage
+from raylens.deployments.api.wire import Accepted, NotDone, OrAbsent, PromptLogprobs, StageTimings, Usage
 from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.llm.sampling import bounds
 from raylens.llm.sampling.params import SamplingParams
@@ -78,6 +78,7 @@ class ChatCompletionRequest(GenerationFields, TemplateFields, ToolFields):
             max_tokens=self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens,
             n=self.num_answers,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            prompt_logprobs=self.prompt_logprobs,
             structured_output=self.structured_output if call_grammar is None else call_grammar,
         )
 
@@ -162,6 +163,7 @@ class ChatCompletion(BaseModel):
     choices: list[Choice]
     usage: Usage
     prompt_token_ids: OrAbsent[list[int]] = None
+    prompt_logprobs: OrAbsent[PromptLogprobs] = None
     stage_timings: OrAbsent[StageTimings] = None
 
 

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from raylens.deployments.api.generation import GenerationFields
 from raylens.deployments.api.prompts import PromptMedia, Prompts, prompt_and_media
-from raylens.deployments.api.wire import NotDone, OrAbsent, StageTimings, Usage
+from raylens.deployments.api.wire import NotDone, OrAbsent, PromptLogprobs, StageTimings, Usage
 from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.llm.sampling import bounds
 from raylens.llm.sampling.params import SamplingParams
@@ -36,6 +36,8 @@ class CompletionRequest(GenerationFields, PromptMedia):
             raise ValueError("best_of has to be the same as n: all answers are returned")
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens may be 0 only where echo is true")
+        if self.prompt_logprobs is not None and self.echo and self.logprobs is not None:
+            raise ValueError("prompt_logprobs and echo with logprobs tell the same, set one of them")
         return self
 
     @property
@@ -62,7 +64,7 @@ class CompletionRequest(GenerationFields, PromptMedia):
             max_tokens=self.max_tokens,
             n=self.num_answers,
             logprobs=self.logprobs,
-            prompt_logprobs=self.logprobs if self.echo else None,
+            prompt_logprobs=self.logprobs if self.echo and self.logprobs is not None else self.prompt_logprobs,
             structured_output=self.structured_output,
         )
 
@@ -83,6 +85,7 @@ class CompletionChoice(BaseModel):
     finish_reason: str | None = None
     token_ids: OrAbsent[list[int]] = None
     prompt_token_ids: OrAbsent[list[int]] = None
+    prompt_logprobs: OrAbsent[PromptLogprobs] = None
 
 
 class Completion(BaseModel):

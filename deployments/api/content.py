@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, field_serializer, model_validator
 
 from raylens.deployments.api.wire import Accepted, Name, WireModel
 from raylens.deployments.pipeline.media_source import MediaSource, upload_url
@@ -160,6 +160,11 @@ class InputImagePart(MediaPart):
         if self.file_id is not None:
             return upload_url(self.file_id)
         return None if self.image_url is None else self.image_url.url
+
+    @field_serializer("image_url")
+    def _as_text(self, value: ImageUrl | None) -> str | None:
+        """As OpenAI's API tells it."""
+        return None if value is None else value.url
 
     @model_validator(mode="after")
     def _is_one_of_both(self) -> Self:

@@ -284,6 +284,10 @@ class GenerationFields(AnyGenerationFields):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool = Field(False, description="add the ids of the prompt and of the answer's tokens")
+    return_tokens_as_token_ids: bool = Field(False, description="logprobs name tokens token_id:ID, not by their text")
+    prompt_logprobs: Annotated[int, bounds.NUM_LOGPROBS] | None = Field(
+        None, description="add the log-probabilities of the prompt's tokens, and of so many likeliest ones beside each"
+    )
     metadata: Accepted = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
@@ -306,6 +310,8 @@ class GenerationFields(AnyGenerationFields):
             raise ValueError("response_format and structured_outputs cannot both be set")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options may be set only where stream is true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs come with a whole answer only, not where stream is true")
         return self
 
     @property

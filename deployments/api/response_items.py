@@ -100,8 +100,8 @@ AnyItem = InputMessage | CalledFunction | FunctionOutput | CustomCalled | Custom
 
 
 def _kind(value: object) -> str | None:
-    """Returns the kind of an item. A message may leave its type out."""
-    kind = (value.get("type") or "message") if isinstance(value, dict) else None
+    """Returns the kind of an item, as JSON or parsed. A message may leave its type out."""
+    kind = (value.get("type") or "message") if isinstance(value, dict) else getattr(value, "type", None)
     return kind if isinstance(kind, str) else None
 
 

@@ -3,11 +3,19 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import BaseModel, Discriminator, Field, PrivateAttr, Tag, field_validator, model_validator
 
 from raylens.deployments.api.generation import AnyGenerationFields, StreamOptions
 from raylens.deployments.api.messages import TemplateFields, media_of
-from raylens.deployments.api.response_items import AnyToolItem, InputMessage, Item, ReasoningItem, as_messages, said_in
+from raylens.deployments.api.response_items import (
+    AnyItem,
+    AnyToolItem,
+    InputMessage,
+    Item,
+    ReasoningItem,
+    as_messages,
+    said_in,
+)
 from raylens.deployments.api.tools import (
     MAX_TOOLS,
     Allowed,
@@ -21,7 +29,7 @@ from raylens.deployments.api.tools import (
     ToolMode,
     kind_of_tool,
 )
-from raylens.deployments.api.wire import Accepted, Metadata, NotDone, OrAbsent, StageTimings, WireModel
+from raylens.deployments.api.wire import Accepted, Metadata, Name, NotDone, OrAbsent, StageTimings, WireModel
 from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.llm.sampling.params import SamplingParams
 from raylens.llm.sampling.structured_output import StructuredOutput
@@ -85,7 +93,7 @@ ItemChoice = Annotated[
 
 
 class ResponsesRequest(AnyGenerationFields, TemplateFields, ToolFields):
-    """A request. The server keeps nothing, so the client sends the whole conversation each time."""
+    """A request: the whole conversation, or what comes after a stored response."""
 
     input: str | Annotated[list[Item], Field(min_length=1, max_length=10_000, fail_fast=True)]
     instructions: str | None = None
@@ -98,15 +106,18 @@ class ResponsesRequest(AnyGenerationFields, TemplateFields, ToolFields):
     tool_choice: ItemChoice | None = None
     stream_options: StreamOptions | None = None
     metadata: Metadata | None = None
+    previous_response_id: Name | None = Field(
+        None, description="a stored response: its conversation, without its instructions, comes before input"
+    )
+    store: bool | None = Field(None, description="false: later requests cannot go on from the answer")
+    background: bool = Field(False, description="answer at once, and make the response meanwhile")
 
     include: list[Included] | None = Field(None, description="accepted: no answer has anything of that")
     reasoning: Annotated[Any, Field(description="its effort is a variable of the model's chat template")] = None
     max_tool_calls: Accepted = None
     access_programs: Accepted = None
 
-    background: NotDone = None
     conversation: NotDone = None
-    previous_response_id: NotDone = None
     prompt: NotDone = None
     context_management: NotDone = None
     image: NotDone = None
@@ -115,6 +126,7 @@ class ResponsesRequest(AnyGenerationFields, TemplateFields, ToolFields):
     response_format: NotDone = None
     previous_input_messages: NotDone = None
     enable_response_messages: NotDone = None
+    _history: list[AnyItem] = PrivateAttr(default_factory=list)
 
     @field_validator("input")
     @classmethod
@@ -131,10 +143,25 @@ class ResponsesRequest(AnyGenerationFields, TemplateFields, ToolFields):
             self.truncate_prompt_tokens = -1
         return self
 
+    @model_validator(mode="after")
+    def _is_kept_in_the_background(self) -> Self:
+        if self.background and (self.stream or self.store is False):
+            raise ValueError("background needs store, and does not stream: ask for the response by its id")
+        return self
+
     def tools_and_choice(self) -> tuple[list[CallableTool], ToolMode | Selection]:
         tools = [tool.as_tool() for tool in self.tools or () if not isinstance(tool, HostedTool)]
         choice = self.tool_choice or "auto"
         return tools, choice if isinstance(choice, str) else choice.choice
+
+    def go_on_from(self, history: list[AnyItem]) -> None:
+        """Puts the items of the stored conversation before those of `input`."""
+        self._history = history
+
+    @property
+    def items(self) -> list[AnyItem]:
+        """The items of `input`."""
+        return [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else list(self.input)
 
     @property
     def field_names(self) -> Mapping[str, str]:
@@ -144,10 +171,10 @@ class ResponsesRequest(AnyGenerationFields, TemplateFields, ToolFields):
 
     def prompts_and_media(self) -> list[tuple[Prompt, list[MediaSource]]]:
         opening = [] if self.instructions is None else [InputMessage(role="system", content=self.instructions)]
-        items = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         effort = self.reasoning.get("effort") if isinstance(self.reasoning, dict) else None
-        prompt = self.chat_prompt(as_messages([*opening, *items]), self.offered.tools, effort)
-        return [(prompt, media_of(map(said_in, items), "input"))]
+        prompt = self.chat_prompt(as_messages([*opening, *self._history, *self.items]), self.offered.tools, effort)
+        earlier = media_of(map(said_in, self._history), "previous_response_id")
+        return [(prompt, earlier + media_of(map(said_in, self.items), "input"))]
 
     def sampling_params(self, call_grammar: StructuredOutput | None = None) -> SamplingParams:
         form = None if self.text is None or self.text.format is None else self.text.format.structured_output
@@ -240,13 +267,16 @@ class OutputCustomCall(BaseModel):
 OutputItem = OutputReasoning | OutputMessage | OutputCall | OutputCustomCall
 
 
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
 class ResponseObject(BaseModel):
     """An answer, possibly still incomplete. `error` and `incomplete_details` say why."""
 
     id: str
     object: Literal["response"] = "response"
     created_at: int
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    status: ResponseStatus
     model: str
     output: list[OutputItem]
     usage: ResponseUsage | None = None
@@ -260,7 +290,9 @@ class ResponseObject(BaseModel):
     parallel_tool_calls: bool = True
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] = "auto"
     tools: list[dict[str, Any]] = []
-    store: Literal[False] = False
+    previous_response_id: str | None = None
+    store: bool = False
+    background: bool = False
     stage_timings: OrAbsent[StageTimings] = None
 
 

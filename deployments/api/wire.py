@@ -163,6 +163,18 @@ class Usage(BaseModel):
     completion_tokens_details: OrAbsent[CompletionTokensDetails] = None
 
 
+class PromptLogprob(BaseModel):
+    """The log-probability of a token at a place of the prompt, in nats, and its rank there: 1 is the likeliest."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+"""By place and token id: the prompt's own token and the likeliest ones. The first token of a prompt has none."""
+
+
 class StageTimings(BaseModel):
     """The stage waterfall of one request, in seconds. A stage that was skipped is absent. Hits count items."""
 

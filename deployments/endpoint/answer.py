@@ -8,9 +8,9 @@ from pydantic import BaseModel
 from raylens.deployments.api.chat import ChatCompletionChunk, ChatCompletionRequest
 from raylens.deployments.api.completions import Completion, CompletionRequest
 from raylens.deployments.api.generation import StreamOptions
-from raylens.deployments.api.wire import ErrorResponse, StageTimings, Usage
+from raylens.deployments.api.wire import ErrorResponse, PromptLogprob, PromptLogprobs, StageTimings, Usage
 from raylens.deployments.endpoint.accounting import RequestAccount, usage_of
-from raylens.deployments.wire.stage_messages import GeneratedText
+from raylens.deployments.wire.stage_messages import GeneratedText, ScoredToken
 
 ChunkT = TypeVar("ChunkT", ChatCompletionChunk, Completion)
 
@@ -19,6 +19,19 @@ def sent_event(data: BaseModel, name: str | None = None) -> str:
     """Returns a server-sent event; see https://html.spec.whatwg.org/multipage/server-sent-events.html."""
     head = "" if name is None else f"event: {name}\n"
     return f"{head}data: {data.model_dump_json()}\n\n"
+
+
+_MIN_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON cannot express."""
+
+
+def token_text(content: bytes) -> str:
+    """Returns a token's bytes as text. Incomplete characters become replacement characters."""
+    return content.decode(errors="replace")
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, _MIN_LOGPROB)
 
 
 class ChunkedAnswer(Generic[ChunkT]):
@@ -34,6 +47,8 @@ class ChunkedAnswer(Generic[ChunkT]):
         self._chunk_type: type[ChunkT] = chunk_type
         self._options = body.stream_options or StreamOptions()
         self._has_timings = body.stage_timings
+        self._names_ids = body.return_tokens_as_token_ids
+        self._has_prompt_logprobs = body.prompt_logprobs is not None
 
     def first_events(self) -> str:
         return ""
@@ -62,3 +77,22 @@ class ChunkedAnswer(Generic[ChunkT]):
 
     def _timings(self) -> StageTimings | None:
         return self._account.timings() if self._has_timings else None
+
+    def _token_name(self, token_id: int, content: bytes) -> str:
+        """Returns the name of a token beside its log-probability."""
+        return f"token_id:{token_id}" if self._names_ids else token_text(content)
+
+    def _prompt_logprobs(self, tokens: Sequence[ScoredToken]) -> PromptLogprobs | None:
+        """Returns vLLM's form of a prompt's scores, if the client asked for them."""
+        return [_by_id(token) for token in tokens] if self._has_prompt_logprobs else None
+
+
+def _by_id(token: ScoredToken) -> dict[int, PromptLogprob] | None:
+    if token.logprob is None:
+        return None
+    own = (token.token_id, token.content, token.logprob, token.rank)
+    others = [(*one, rank) for rank, one in enumerate(token.top, start=1)]
+    return {
+        token_id: PromptLogprob(logprob=finite(logprob), rank=rank, decoded_token=token_text(content))
+        for token_id, content, logprob, rank in [own, *others]
+    }

@@ -7,14 +7,11 @@ from typing import Any
 from raylens.deployments.api import chat
 from raylens.deployments.api.messages import thought_form
 from raylens.deployments.endpoint.accounting import RequestAccount
-from raylens.deployments.endpoint.answer import ChunkedAnswer
+from raylens.deployments.endpoint.answer import ChunkedAnswer, finite
 from raylens.deployments.endpoint.tool_calls import AnswerText
 from raylens.deployments.wire.stage_messages import GeneratedText, ScoredToken
 from raylens.preprocess.tool_calls.formats import ToolCallFormat
 from raylens.preprocess.tool_calls.reader import CallPart
-
-_MIN_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot express."""
 
 
 @dataclass(slots=True)
@@ -72,6 +69,7 @@ class ChatAnswer(ChunkedAnswer[chat.ChatCompletionChunk]):
         self._has_logprobs = body.logprobs
         self._has_token_ids = body.return_token_ids
         self._has_thoughts = body.include_reasoning is not False
+        self._scored_prompt: Sequence[ScoredToken] = ()
         self._choices = [
             _Choice(AnswerText(tool_calls, body.offered), body.offered.custom) for _ in range(account.num_answers)
         ]
@@ -81,7 +79,9 @@ class ChatAnswer(ChunkedAnswer[chat.ChatCompletionChunk]):
             choice = self._choices[piece.index]
             choice.add(piece)
             choice.token_ids += piece.token_ids
-            choice.logprobs += map(_logprob, piece.logprobs)
+            choice.logprobs += map(self._logprob, piece.logprobs)
+            if piece.prompt_logprobs:
+                self._scored_prompt = piece.prompt_logprobs
 
     def whole(self) -> chat.ChatCompletion:
         return chat.ChatCompletion(
@@ -89,6 +89,7 @@ class ChatAnswer(ChunkedAnswer[chat.ChatCompletionChunk]):
             choices=[self._choice(index, choice) for index, choice in enumerate(self._choices)],
             usage=self._account.usage,
             prompt_token_ids=self._prompt_token_ids(),
+            prompt_logprobs=self._prompt_logprobs(self._scored_prompt),
             stage_timings=self._timings(),
         )
 
@@ -115,7 +116,7 @@ class ChatAnswer(ChunkedAnswer[chat.ChatCompletionChunk]):
         thought = piece.thought if self._has_thoughts else ""
         token_ids = piece.token_ids if self._has_token_ids else None
         logprobs = (
-            chat.ChoiceLogprobs(content=[_logprob(token) for token in piece.logprobs]) if piece.logprobs else None
+            chat.ChoiceLogprobs(content=[self._logprob(token) for token in piece.logprobs]) if piece.logprobs else None
         )
         if text or thought or parts or token_ids or logprobs:
             content = text if text or not (parts or thought) else None
@@ -131,17 +132,9 @@ class ChatAnswer(ChunkedAnswer[chat.ChatCompletionChunk]):
     def _prompt_token_ids(self) -> list[int] | None:
         return self._account.requests[0].trace.prompt_token_ids if self._has_token_ids else None
 
-
-def token_text(content: bytes) -> str:
-    """Returns a token's bytes as text. Incomplete characters become replacement characters."""
-    return content.decode(errors="replace")
-
-
-def finite(logprob: float) -> float:
-    return max(logprob, _MIN_LOGPROB)
-
-
-def _logprob(token: ScoredToken) -> chat.ChatTokenLogprob:
-    assert token.logprob is not None, "only the first token of a prompt has none"
-    top = [chat.TokenLogprob(token_text(content), finite(logprob), list(content)) for content, logprob in token.top]
-    return chat.ChatTokenLogprob(token_text(token.content), finite(token.logprob), list(token.content), top)
+    def _logprob(self, token: ScoredToken) -> chat.ChatTokenLogprob:
+        assert token.logprob is not None, "only the first token of a prompt has none"
+        name = self._token_name
+        top = [chat.TokenLogprob(name(number, text), finite(value), list(text)) for number, text, value in token.top]
+        own = name(token.token_id, token.content)
+        return chat.ChatTokenLogprob(own, finite(token.logprob), list(token.content), top)

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from raylens.deployments.api.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from raylens.deployments.endpoint.accounting import RequestAccount
-from raylens.deployments.endpoint.answer import ChunkedAnswer
-from raylens.deployments.endpoint.chat_answer import finite, token_text
+from raylens.deployments.endpoint.answer import ChunkedAnswer, finite
 from raylens.deployments.stages.pieces import CharacterStarts
 from raylens.deployments.wire.stage_messages import GeneratedText, ScoredToken
 
@@ -46,10 +45,11 @@ class CompletionAnswer(ChunkedAnswer[Completion]):
         echo = self._echoes[number] if self._echoes is not None and is_first else ""
         echo_length = self._echo_lengths.setdefault(index, len(echo))
         logprobs = token_ids = prompt_token_ids = None
+        scored_prompt = self._scored_prompts.setdefault(number, piece.prompt_logprobs) if is_first else []
         if self._has_logprobs:
-            of_prompt = self._scored_prompts.setdefault(number, piece.prompt_logprobs) if echo else []
+            of_prompt = scored_prompt if echo else []
             offsets = [echo_length + token.offset for token in piece.logprobs]
-            logprobs = _logprobs([*of_prompt, *piece.logprobs], _offsets_in(echo, of_prompt) + offsets)
+            logprobs = self._logprobs([*of_prompt, *piece.logprobs], _offsets_in(echo, of_prompt) + offsets)
         if self._has_token_ids:
             token_ids = piece.token_ids
             prompt_token_ids = self._account.requests[number].trace.prompt_token_ids if is_first else None
@@ -60,19 +60,20 @@ class CompletionAnswer(ChunkedAnswer[Completion]):
             finish_reason=piece.finish_reason,
             token_ids=token_ids,
             prompt_token_ids=prompt_token_ids,
+            prompt_logprobs=self._prompt_logprobs(scored_prompt) if is_first else None,
         )
 
-
-def _logprobs(tokens: Sequence[ScoredToken], offsets: list[int]) -> CompletionLogprobs:
-    """Returns the wire form. `offsets`: the position of each token in the answer's text, in characters."""
-    found = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=offsets)
-    for token in tokens:
-        text, logprob = token_text(token.content), None if token.logprob is None else finite(token.logprob)
-        top = {token_text(content): finite(value) for content, value in token.top}
-        found.tokens.append(text)
-        found.token_logprobs.append(logprob)
-        found.top_logprobs.append(None if logprob is None else {**top, text: logprob})
-    return found
+    def _logprobs(self, tokens: Sequence[ScoredToken], offsets: list[int]) -> CompletionLogprobs:
+        """Returns the wire form. `offsets`: the position of each token in the answer's text, in characters."""
+        found = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=offsets)
+        for token in tokens:
+            name, logprob = self._token_name(token.token_id, token.content), token.logprob
+            logprob = None if logprob is None else finite(logprob)
+            top = {self._token_name(token_id, content): finite(value) for token_id, content, value in token.top}
+            found.tokens.append(name)
+            found.token_logprobs.append(logprob)
+            found.top_logprobs.append(None if logprob is None else {**top, name: logprob})
+        return found
 
 
 def _offsets_in(echo: str, tokens: Sequence[ScoredToken]) -> list[int]:

@@ -166,12 +166,9 @@ class Gate:
                     await self.turns.take(ticket.caller.cache_salt, work)
                     if is_json:
                         chunk = texts.take(chunk) + (texts.rest() if is_last else b"")
-                        num_parts += sum(chunk.count(mark) for mark in (b",", b"{", b"["))
+                        num_parts += num_json_parts(chunk)
                         num_kept += len(chunk)
-                        _check_body(num_parts, "commas and brackets or more", _MAX_JSON_PARTS)
-                        _check_body(
-                            num_kept, "bytes or more beside media in base64 without line breaks", _MAX_JSON_BYTES
-                        )
+                        check_json(num_parts, num_kept)
                     chunks.append(chunk)
                     if is_last:
                         break
@@ -198,6 +195,17 @@ def _with_headers(state: dict[str, Any], send: Send) -> Send:
         await send(message)
 
     return named
+
+
+def num_json_parts(chunk: bytes) -> int:
+    """Returns the number of commas and brackets that open."""
+    return sum(chunk.count(mark) for mark in (b",", b"{", b"["))
+
+
+def check_json(num_parts: int, num_bytes: int) -> None:
+    """Checks the work of parsing JSON, without its long texts. Raises InvalidRequestError."""
+    _check_body(num_parts, "commas and brackets or more", _MAX_JSON_PARTS)
+    _check_body(num_bytes, "bytes or more beside media in base64 without line breaks", _MAX_JSON_BYTES)
 
 
 def _check_body(number: int, unit: str, limit: int) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,8 @@ from raylens.deployments.api.generation import AnyGenerationFields, GenerationFi
 from raylens.deployments.api.responses import ResponseObject, ResponsesRequest
 from raylens.deployments.config import MetricsConfig
 from raylens.deployments.endpoint.accounting import RequestAccount
+from raylens.deployments.endpoint.admission import OverloadedError
+from raylens.deployments.endpoint.background import BackgroundJobs, Begun
 from raylens.deployments.endpoint.call import ApiCall, HttpCall
 from raylens.deployments.endpoint.chat_answer import ChatAnswer
 from raylens.deployments.endpoint.completion_answer import CompletionAnswer
@@ -28,12 +30,14 @@ from raylens.deployments.endpoint.errors import (
     ANTHROPIC_ERROR_RESPONSES,
     ANTHROPIC_PATH,
     ERROR_RESPONSES,
+    error_kind,
     error_response,
 )
 from raylens.deployments.endpoint.message_answer import MessageAnswer
 from raylens.deployments.endpoint.request_cost import cost_of
 from raylens.deployments.endpoint.response_answer import ResponseAnswer
 from raylens.deployments.endpoint.served_models import ModelRoute, ServedModels
+from raylens.deployments.endpoint.stored_responses import ResponseStore
 from raylens.deployments.endpoint.tool_calls import forced_call, with_marks
 from raylens.deployments.metrics.definitions import IngressMetrics
 from raylens.deployments.pipeline.merged_answers import Answers, MergedAnswers
@@ -49,6 +53,8 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 ConversationT = TypeVar("ConversationT", ChatCompletionRequest, ResponsesRequest, MessagesRequest)
 
 Answer = ChatAnswer | CompletionAnswer | ResponseAnswer | MessageAnswer
+_Keep = Callable[[Answer], Awaitable[None]]
+"""What happens with an answer that is whole, before its client has all of it."""
 
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # the second: for nginx
 
@@ -66,6 +72,8 @@ class GenerationRoutes:
     metrics: IngressMetrics
     goals: MetricsConfig
     first_token_timeout_s: float
+    stored: ResponseStore
+    jobs: BackgroundJobs
 
     def add_to(self, api: FastAPI) -> None:
         events = {"text/event-stream": {"schema": {"type": "object", "description": "where `stream` is true"}}}
@@ -88,8 +96,42 @@ class GenerationRoutes:
             return await generation.respond(lambda: CompletionAnswer(body, generation.account, echoes))
 
     async def responses(self, body: ResponsesRequest, call: HttpCall) -> Response:
-        """Answers text and pictures, all at once or as typed events. The server keeps nothing of it."""
-        return await self._converse(body, call, "resp_", ResponseAnswer)
+        """Answers text and pictures, all at once or as typed events. The server keeps the answer, so that later
+        requests can go on from it."""
+        if body.background:
+            response_id = f"resp_{body.request_id or call.request_id}"
+            begun = await self.jobs.start(response_id, call, partial(self._respond_in_background, body))
+            return Response(begun.model_dump_json(), media_type="application/json")
+        await self.stored.recall(body, call)
+        is_stored = self.stored.is_to_keep(body)
+        make_answer = partial(ResponseAnswer, is_stored=is_stored)
+        return await self._converse(body, call, "resp_", make_answer, self._keeping(body, call) if is_stored else None)
+
+    def _keeping(self, body: ResponsesRequest, call: ApiCall) -> _Keep:
+        async def keep(answer: Answer) -> None:
+            assert isinstance(answer, ResponseAnswer)
+            await self.stored.keep(body, call, answer.finished)
+
+        return keep
+
+    async def _respond_in_background(self, body: ResponsesRequest, call: ApiCall, begun: Begun) -> None:
+        """See `background.Work`. What goes wrong later is the error of the stored response."""
+        if not self.stored.keeps:
+            raise InvalidRequestError("this server stores no responses", field="background")
+        await self.stored.recall(body, call)
+        async with self._generation(body, call, "resp_") as generation:
+            form, params = _form_and_params(body, generation.model)
+            make_answer = partial(ResponseAnswer, body, generation.account, form, is_stored=True)
+            await self.stored.store(body, call, make_answer().begun("in_progress"))
+            begun.set_result(make_answer().begun("queued"))
+            try:
+                await generation.enter_in_turn(params)
+                await generation.complete(make_answer, self._keeping(body, call))
+                generation.account.finish()
+            except Exception as error:
+                self.metrics.count_error(*error_kind(error))
+                logger.warning("response %s: %s", generation.account.request_id, error)
+                await self.stored.keep(body, call, make_answer().failed(error_response(error)[1]))
 
     async def messages(self, body: MessagesRequest, call: HttpCall) -> Response:
         """Answers a conversation in the form of Anthropic's API, all at once or as typed events. `max_tokens` has to be
@@ -103,12 +145,12 @@ class GenerationRoutes:
         call: ApiCall,
         id_prefix: str,
         make_answer: Callable[[ConversationT, RequestAccount, ToolCallFormat | None], Answer],
+        keep: _Keep | None = None,
     ) -> Response:
         async with self._generation(body, call, id_prefix) as generation:
-            form = generation.model.tool_calls if body.offered.tools else None
-            params = body.sampling_params(forced_call(form, body.offered))
-            await generation.enter(with_marks(params, form))
-            return await generation.respond(lambda: make_answer(body, generation.account, form))
+            form, params = _form_and_params(body, generation.model)
+            await generation.enter(params)
+            return await generation.respond(lambda: make_answer(body, generation.account, form), keep)
 
     @asynccontextmanager
     async def _generation(self, body: AnyGenerationFields, call: ApiCall, prefix: str) -> "AsyncIterator[_Generation]":
@@ -159,17 +201,25 @@ class _Generation:
         finally:
             account.times.append(watch.read("admission_queue", process_name()))
 
+    async def enter_in_turn(self, params: SamplingParams) -> None:
+        """The same for a request that nobody waits for: it tries again as long as the queue is full."""
+        while True:
+            try:
+                return await self.enter(params)
+            except OverloadedError as error:
+                await self.deadline.wait_for(asyncio.sleep(error.retry_after_s))
+
     def _request_id(self, number: int) -> str:
         return self.account.request_id + (f"-{number}" if isinstance(self.body, CompletionRequest) else "")
 
-    async def respond(self, make_answer: Callable[[], Answer]) -> Response:
+    async def respond(self, make_answer: Callable[[], Answer], keep: _Keep | None = None) -> Response:
         if not self.body.stream:
-            completion = await self._complete(make_answer)
+            completion = await self.complete(make_answer, keep)
             self.account.finish()
             return Response(completion.model_dump_json(), media_type="application/json")
         async with AsyncExitStack() as stack:
             answers = await self._begin(stack)
-            events = self._events(make_answer(), answers, stack.pop_all())
+            events = self._events(make_answer(), answers, stack.pop_all(), keep)
             return EventStream(events, media_type="text/event-stream", headers=_STREAM_HEADERS)
 
     async def _begin(self, stack: AsyncExitStack) -> "_CountedAnswers":
@@ -187,7 +237,7 @@ class _Generation:
             await counted.wait_for_first(self.first_token_timeout_s)
         return counted
 
-    async def _complete(self, make_answer: Callable[[], Answer]) -> BaseModel:
+    async def complete(self, make_answer: Callable[[], Answer], keep: _Keep | None) -> BaseModel:
         """Returns the whole answer. Nobody has seen any of it before, so it is retried elsewhere if a replica dies."""
         for attempt in range(MAX_ATTEMPTS):
             async with AsyncExitStack() as stack:
@@ -195,7 +245,10 @@ class _Generation:
                 try:
                     while pieces := await answers.next():
                         answer.add(pieces)
-                    return answer.whole()
+                    completion = answer.whole()
+                    if keep is not None:
+                        await keep(answer)
+                    return completion
                 except StageUnavailableError as error:
                     if attempt == MAX_ATTEMPTS - 1:
                         raise
@@ -204,7 +257,9 @@ class _Generation:
             self.account.begin_again()
         raise AssertionError("the last attempt returns or raises")
 
-    async def _events(self, answer: Answer, answers: "_CountedAnswers", stack: AsyncExitStack) -> AsyncIterator[str]:
+    async def _events(
+        self, answer: Answer, answers: "_CountedAnswers", stack: AsyncExitStack, keep: _Keep | None
+    ) -> AsyncIterator[str]:
         """Yields server-sent events. An error becomes an event and ends the stream. `stack` closes `answers`."""
         async with stack:
             try:
@@ -214,7 +269,10 @@ class _Generation:
                     while pieces := await answers.next():
                         if events := answer.events(pieces):
                             yield events
-                    if events := answer.last_events():
+                    events = answer.last_events()
+                    if keep is not None:
+                        await keep(answer)
+                    if events:
                         yield events
                     self.account.finish()
             except Exception as error:
@@ -251,6 +309,14 @@ class _CountedAnswers:
         for piece in pieces:
             self.account.add(piece)
         return pieces
+
+
+def _form_and_params(
+    body: ChatCompletionRequest | ResponsesRequest | MessagesRequest, model: ModelRoute
+) -> tuple[ToolCallFormat | None, SamplingParams]:
+    """Returns the form of the answer's tool calls, if there can be any, and the parameters of its tokens."""
+    form = model.tool_calls if body.offered.tools else None
+    return form, with_marks(body.sampling_params(forced_call(form, body.offered)), form)
 
 
 async def _echoes(model: ModelRoute, body: CompletionRequest) -> list[str]:

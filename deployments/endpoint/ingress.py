@@ -18,6 +18,7 @@ from raylens.deployments.api.models import Health, ModelCard, ModelList, Version
 from raylens.deployments.config import AppConfig
 from raylens.deployments.endpoint.admission import Admission
 from raylens.deployments.endpoint.api_keys import ApiKeys
+from raylens.deployments.endpoint.background import BackgroundJobs
 from raylens.deployments.endpoint.errors import ERROR_RESPONSES, add_error_handlers
 from raylens.deployments.endpoint.file_routes import FileRoutes
 from raylens.deployments.endpoint.gate import Gate
@@ -28,9 +29,10 @@ from raylens.deployments.endpoint.metrics_export import export_metrics
 from raylens.deployments.endpoint.operator_routes import OperatorRoutes
 from raylens.deployments.endpoint.page_route import CHAT_PAGE, examples, page
 from raylens.deployments.endpoint.served_models import ModelRoute, ServedModels
+from raylens.deployments.endpoint.stored_responses import ResponseStore
 from raylens.deployments.endpoint.token_routes import TokenRoutes
 from raylens.deployments.item_store.client import Shards
-from raylens.deployments.item_store.shared_items import SharedItems, SharedUploads
+from raylens.deployments.item_store.shared_items import SharedItems, SharedResponses, SharedUploads
 from raylens.deployments.metrics.definitions import IngressMetrics
 from raylens.deployments.metrics.error_codes import known_errors
 from raylens.deployments.pipeline.pipeline import Pipeline
@@ -60,6 +62,9 @@ class Ingress(Replica):
         self._metrics = IngressMetrics([one.model_name for one in config.models], known_errors(), self._keys.names)
         self._shards = Shards(shards)
         self._uploads = SharedUploads(self._shards)
+        self._stored = ResponseStore(
+            SharedResponses(self._shards), config.admission.max_body_bytes, keeps=config.responses.max_bytes > 0
+        )
         self._turns = Turns()
         self._ingresses: DeploymentHandle[Any] | None = None
         if config.ingress.max_replicas > 1:
@@ -108,9 +113,12 @@ class Ingress(Replica):
         api.router.route_class = JsonRoute
         config = self._config
         timeout_s = config.ingress.first_token_timeout_s
-        GenerationRoutes(self._models, self._metrics, config.metrics, timeout_s).add_to(api)
-        TokenRoutes(self._models).add_to(api)
+        self._admission = Admission(config.admission, self._metrics.count_rejection)
+        self._jobs = BackgroundJobs(self._stored.shared, self._admission, self._open_requests)
+        GenerationRoutes(self._models, self._metrics, config.metrics, timeout_s, self._stored, self._jobs).add_to(api)
+        TokenRoutes(self._models, self._stored).add_to(api)
         FileRoutes(self._uploads).add_to(api)
+        self._stored.add_to(api)
         OperatorRoutes(partial(export_metrics, config.metrics.port)).add_to(api)
         route = api.add_api_route
         route("/v1/models", self.models, methods=["GET"], responses=ERROR_RESPONSES)
@@ -123,7 +131,6 @@ class Ingress(Replica):
         page(CHAT_PAGE).add_to(api, "/")
         examples().add_to(api, "/examples")
         add_error_handlers(api)
-        self._admission = Admission(config.admission, self._metrics.count_rejection)
         origins = config.ingress.cors_origins
         api.add_middleware(
             Gate,
@@ -159,6 +166,7 @@ class Ingress(Replica):
         reporter = asyncio.create_task(self._report_forever())
         yield
         reporter.cancel()
+        self._jobs.close()
         for route in routes:
             route.monitor.close()
             await route.pipeline.close()

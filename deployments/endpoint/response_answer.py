@@ -3,6 +3,7 @@
 The events and their order: https://platform.openai.com/docs/api-reference/responses-streaming."""
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import count
 from typing import Any, Literal
 
@@ -16,22 +17,29 @@ from raylens.deployments.wire.stage_messages import GeneratedText
 from raylens.preprocess.tool_calls.formats import ToolCallFormat
 from raylens.preprocess.tool_calls.reader import CallPart
 
-_TOLD_AGAIN = {"instructions", "metadata", "temperature", "top_p", "max_output_tokens"}
+_TOLD_AGAIN = {"instructions", "metadata", "temperature", "top_p", "max_output_tokens", "previous_response_id"}
 """Fields of the request that the answer repeats."""
 
 
 class ResponseAnswer:
-    """`tool_calls`: the form of tool calls in the text, or None if there can be none."""
+    """`tool_calls`: the form of tool calls in the text, or None if there can be none. `is_stored`: later requests can
+    go on from it."""
 
     last_event = ""
     """`last_events` or `error_event` already ends the stream."""
 
     def __init__(
-        self, body: responses.ResponsesRequest, account: RequestAccount, tool_calls: ToolCallFormat | None
+        self,
+        body: responses.ResponsesRequest,
+        account: RequestAccount,
+        tool_calls: ToolCallFormat | None,
+        *,
+        is_stored: bool = False,
     ) -> None:
         self._body = body
         self._account = account
         self._parts = AnswerText(tool_calls, body.offered)
+        self._is_stored = is_stored
         self._output: list[responses.OutputItem] = []
         self._numbers = count()
 
@@ -40,7 +48,7 @@ class ResponseAnswer:
 
     def whole(self) -> responses.ResponseObject:
         self._end_output()
-        return self._finished()
+        return self.finished
 
     def first_events(self) -> str:
         kinds = ("response.created", "response.in_progress")
@@ -51,7 +59,7 @@ class ResponseAnswer:
         return "".join(event for piece in pieces for event in self._told(piece.thought, *self._parts.add(piece)))
 
     def last_events(self) -> str:
-        events, finished = self._end_output(), self._finished()
+        events, finished = self._end_output(), self.finished
         return events + self._event(f"response.{finished.status}", response=finished)
 
     def _end_output(self) -> str:
@@ -61,9 +69,16 @@ class ResponseAnswer:
         return "".join([*events, *self._close_message(self._status), *self._close_call(self._status)])
 
     def error_event(self, error: ErrorResponse) -> str:
+        return self._event("response.failed", response=self.failed(error))
+
+    def begun(self, status: responses.ResponseStatus) -> responses.ResponseObject:
+        """The response before its first piece."""
+        return self._response(status)
+
+    def failed(self, error: ErrorResponse) -> responses.ResponseObject:
         failed = self._response("failed")
         failed.error = responses.ResponseError(code=error.error.code or "server_error", message=error.error.message)
-        return self._event("response.failed", response=failed)
+        return failed
 
     def _told(self, thought: str, text: str, parts: list[CallPart]) -> Iterator[str]:
         """Yields the events of the thoughts, of the text behind them and of the calls after it."""
@@ -176,7 +191,9 @@ class ResponseAnswer:
     def _status(self) -> Literal["completed", "incomplete"]:
         return "completed" if self._account.finish_reason(0) == "stop" else "incomplete"
 
-    def _finished(self) -> responses.ResponseObject:
+    @cached_property
+    def finished(self) -> responses.ResponseObject:
+        """The response, once its last piece has been added."""
         response = self._response(self._status)
         response.output = self._output
         if response.status == "incomplete":
@@ -197,9 +214,7 @@ class ResponseAnswer:
             response.stage_timings = self._account.timings()
         return response
 
-    def _response(
-        self, status: Literal["in_progress", "completed", "incomplete", "failed"]
-    ) -> responses.ResponseObject:
+    def _response(self, status: responses.ResponseStatus) -> responses.ResponseObject:
         body, choice = self._body, self._body.tool_choice
         return responses.ResponseObject(
             id=self._account.request_id,
@@ -209,6 +224,8 @@ class ResponseAnswer:
             output=[],
             **body.model_dump(include=_TOLD_AGAIN),
             parallel_tool_calls=body.parallel_tool_calls is not False,
+            store=self._is_stored,
+            background=body.background,
             tool_choice=choice if isinstance(choice, str) else "auto" if choice is None else choice.model_dump(),
             tools=[
                 ({"strict": None} if tool.type == "function" else {}) | tool.model_dump(exclude_none=True)

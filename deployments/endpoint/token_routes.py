@@ -13,14 +13,16 @@ from raylens.deployments.endpoint.call import ApiCall, HttpCall
 from raylens.deployments.endpoint.errors import ANTHROPIC_ERROR_RESPONSES, ANTHROPIC_PATH, ERROR_RESPONSES
 from raylens.deployments.endpoint.request_cost import RequestCost, cost_of, cost_of_text
 from raylens.deployments.endpoint.served_models import ServedModels
+from raylens.deployments.endpoint.stored_responses import ResponseStore
 from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.schema import ChatPrompt, InvalidRequestError, ProcessedPrompt, Prompt
 
 
 class TokenRoutes:
-    def __init__(self, models: ServedModels) -> None:
+    def __init__(self, models: ServedModels, stored: ResponseStore) -> None:
         self._models = models
+        self._stored = stored
 
     def add_to(self, api: FastAPI) -> None:
         post = partial(api.add_api_route, methods=["POST"], responses=ERROR_RESPONSES)
@@ -72,6 +74,7 @@ class TokenRoutes:
 
     async def count_input_tokens(self, body: ResponsesRequest, call: HttpCall) -> InputTokens:
         """Returns the number of tokens of a prompt of the Responses API."""
+        await self._stored.recall(body, call)
         return InputTokens(input_tokens=await self._num_tokens(body, call))
 
     async def _num_tokens(self, body: AnyGenerationFields, call: ApiCall) -> int:

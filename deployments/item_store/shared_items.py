@@ -1,4 +1,4 @@
-"""What an ingress asks of the shards: the items of its requests, and uploaded files."""
+"""What an ingress asks of the shards: the items of its requests, uploaded files and stored responses."""
 
 import logging
 from contextlib import ExitStack, suppress
@@ -77,12 +77,31 @@ class SharedItems:
         raise unavailable()
 
 
-class SharedUploads:
-    """See `Uploads`. One shard holds all files of a tenant, for all ingresses. Each method also raises
-    StageUnavailableError if this shard is down."""
+class _OfTenants:
+    """What one shard holds of a tenant, for all ingresses. Each method also raises StageUnavailableError if this shard
+    is down."""
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
+
+    async def _call(self, method: str, tenant: str, *arguments: Any) -> Any:
+        with ExitStack() as pins:
+            return await self._ask(pins, method, tenant, *arguments)
+
+    async def _read(self, method: str, tenant: str, *arguments: Any) -> bytes:
+        with ExitStack() as pins:
+            return await received(await self._ask(pins, method, tenant, *arguments))
+
+    async def _ask(self, pins: ExitStack, method: str, tenant: str, *arguments: Any) -> Any:
+        shard = await self._shards.owner(tenant)
+        try:
+            return await shard.ask(partial(CallMethod, method=method, arguments=[tenant, *arguments]), pins)
+        except ShardLostError as error:
+            raise unavailable() from error
+
+
+class SharedUploads(_OfTenants):
+    """See `Uploads`."""
 
     async def add(
         self, tenant: str, filename: str, purpose: str, content: bytes, *, max_age_s: float | None = None
@@ -100,22 +119,37 @@ class SharedUploads:
         return upload
 
     async def read(self, tenant: str, file_id: str) -> bytes:
-        with ExitStack() as pins:
-            return await received(await self._ask(pins, "read_file", tenant, file_id))
+        return await self._read("read_file", tenant, file_id)
 
     async def delete(self, tenant: str, file_id: str) -> None:
         await self._call("delete_file", tenant, file_id)
 
-    async def _call(self, method: str, tenant: str, *arguments: Any) -> Any:
-        with ExitStack() as pins:
-            return await self._ask(pins, method, tenant, *arguments)
 
-    async def _ask(self, pins: ExitStack, method: str, tenant: str, *arguments: Any) -> Any:
-        shard = await self._shards.owner(tenant)
-        try:
-            return await shard.ask(partial(CallMethod, method=method, arguments=[tenant, *arguments]), pins)
-        except ShardLostError as error:
-            raise unavailable() from error
+class SharedResponses(_OfTenants):
+    """See `StoredResponses` and `ResponsesInWork`."""
+
+    async def store(self, tenant: str, response_id: str, previous_id: str, content: bytes) -> None:
+        kept = await stored(content)
+        await self._call("store_response", tenant, response_id, previous_id, sent(kept))
+
+    async def read(self, tenant: str, response_id: str) -> bytes:
+        return await self._read("read_response", tenant, response_id)
+
+    async def conversation(self, tenant: str, response_id: str, max_bytes: int) -> bytes:
+        return await self._read("read_conversation", tenant, response_id, max_bytes)
+
+    async def delete(self, tenant: str, response_id: str) -> None:
+        await self._call("delete_response", tenant, response_id)
+
+    async def until_cancelled(self, tenant: str, response_id: str) -> None:
+        await self._call("until_cancelled", tenant, response_id)
+
+    async def cancel(self, tenant: str, response_id: str) -> None:
+        await self._call("cancel_response", tenant, response_id)
+
+    async def is_in_work(self, tenant: str, response_id: str) -> bool:
+        is_in_work: bool = await self._call("is_in_work", tenant, response_id)
+        return is_in_work
 
 
 def _name_key(tenant: str, name: str) -> str:

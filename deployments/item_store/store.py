@@ -30,6 +30,7 @@ from raylens.deployments.item_store.messages import (
     Remember,
     Result,
 )
+from raylens.deployments.item_store.stored_responses import ResponsesInWork, StoredResponses
 from raylens.deployments.item_store.uploads import Upload, Uploads
 from raylens.deployments.metrics.definitions import ItemMetrics
 from raylens.deployments.ray_internals.handles import route_on_this_loop
@@ -85,6 +86,8 @@ class SharedState(Replica):
         self.maker = ItemMaker(config.shared, stages, calls, self._metrics, spans)
         self.names = NamedContents(_MAX_NAMES // config.shared.shards)
         self._uploads = Uploads(config.uploads, config.media.limits, shard=number, num_shards=config.shared.shards)
+        self._responses = StoredResponses(config.responses, shard=number, num_shards=config.shared.shards)
+        self._in_work = ResponsesInWork()
         self.methods: dict[str, Callable[..., Awaitable[Any]]] = {
             "find_name": self._find_name,
             "add_file": self._add_file,
@@ -92,6 +95,13 @@ class SharedState(Replica):
             "file": self._uploads.get,
             "read_file": self._read_file,
             "delete_file": self._uploads.delete,
+            "store_response": self._store_response,
+            "read_response": self._read_response,
+            "read_conversation": self._read_conversation,
+            "delete_response": self._responses.delete,
+            "until_cancelled": self._in_work.until_cancelled,
+            "cancel_response": self._in_work.cancel,
+            "is_in_work": self._in_work.has,
         }
         self._port = PrivatePort(lambda reader, writer: _IngressConnection(self, reader, writer).serve())
         loop = asyncio.get_running_loop()
@@ -117,6 +127,17 @@ class SharedState(Replica):
 
     async def _read_file(self, tenant: str, file_id: str) -> bytes | ObjectRef:
         return await stored(await self._uploads.read(tenant, file_id))
+
+    async def _store_response(
+        self, tenant: str, response_id: str, previous_id: str, content: bytes | PackedReference
+    ) -> None:
+        await self._responses.store(tenant, response_id, previous_id, await received(content))
+
+    async def _read_response(self, tenant: str, response_id: str) -> bytes | ObjectRef:
+        return await stored(await self._responses.read(tenant, response_id))
+
+    async def _read_conversation(self, tenant: str, response_id: str, max_bytes: int) -> bytes | ObjectRef:
+        return await stored(await self._responses.conversation(tenant, response_id, max_bytes))
 
     async def _report_forever(self) -> None:
         while True:

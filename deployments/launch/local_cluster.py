@@ -22,7 +22,7 @@ from raylens.deployments.cluster.server_processes import marked, owned_processes
 from raylens.deployments.cluster.worker_template import worker_template
 from raylens.deployments.config import AppConfig
 from raylens.deployments.free_port import free_port
-from raylens.deployments.item_store.uploads import FOLDER_VARIABLE
+from raylens.deployments.item_store.kept_files import FOLDER_VARIABLE
 from raylens.deployments.launch.app_lifetime import end_app, start_app
 from raylens.deployments.launch.config_file import ConfigError
 from raylens.deployments.placement import lacking

@@ -17,7 +17,7 @@ from pathlib import Path
 from raylens.deployments.cluster.haproxy import allow_open_files, haproxy_environment
 from raylens.deployments.cluster.private_files import keep_ray_token_private
 from raylens.deployments.cluster.server_processes import own_processes
-from raylens.deployments.item_store.uploads import FOLDER_VARIABLE
+from raylens.deployments.item_store.kept_files import FOLDER_VARIABLE
 from raylens.deployments.ray_internals.environment import RAY_ENVIRONMENT, head_storage
 
 _CODE = (

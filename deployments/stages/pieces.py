@@ -119,7 +119,7 @@ class PieceMaker:
         told = [self._scored(one) for one in first.prompt_logprobs]
         if (token_id := self._first_prompt_token) is None:
             return told
-        return [ScoredToken(token_id, self._tokenizer.token_bytes(token_id), None, []), *told]
+        return [ScoredToken(token_id, self._tokenizer.token_bytes(token_id), None, 0, []), *told]
 
     def _text(self, last: "RequestOutput", token_ids: list[int], *, tells_offsets: bool) -> tuple[str, list[int]]:
         """Returns the text of the next `token_ids`, up to `last`, and the index of each token's first character."""
@@ -161,8 +161,9 @@ class PieceMaker:
         return detokenizer.num_chars + max(0, start - detokenizer.num_chars_before)
 
     def _scored(self, token: "TokenLogprobs", offset: int = 0) -> ScoredToken:
-        top = [(self._tokenizer.token_bytes(token_id), logprob) for token_id, logprob in token.top]
-        return ScoredToken(token.token_id, self._tokenizer.token_bytes(token.token_id), token.logprob, top, offset)
+        top = [(token_id, self._tokenizer.token_bytes(token_id), logprob) for token_id, logprob in token.top]
+        content = self._tokenizer.token_bytes(token.token_id)
+        return ScoredToken(token.token_id, content, token.logprob, token.rank, top, offset)
 
 
 def _stage_times(last: "RequestOutput", num_tokens: int) -> list[StageTime]:

@@ -76,6 +76,6 @@ def _unpacked(packed: list[Any]) -> GeneratedText:
 
 
 def _unpacked_token(
-    token_id: int, content: bytes, logprob: float | None, top: list[list[Any]], offset: int
+    token_id: int, content: bytes, logprob: float | None, rank: int, top: list[list[Any]], offset: int
 ) -> ScoredToken:
-    return ScoredToken(token_id, content, logprob, [(text, value) for text, value in top], offset)
+    return ScoredToken(token_id, content, logprob, rank, [(number, text, value) for number, text, value in top], offset)

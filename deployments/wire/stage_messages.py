@@ -91,13 +91,15 @@ class EmbeddingInfo:
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """A token, its bytes (possibly part of a character), its log-probability in nats (None for a prompt's first token),
-    and the likeliest tokens at its place. `offset`: the index of its first character in the answer."""
+    """A token, its bytes (possibly part of a character), its log-probability in nats (None for a prompt's first token)
+    and its rank (1 is the likeliest). `top`: the likeliest tokens at its place, each with its id, bytes and
+    log-probability. `offset`: the index of its first character in the answer."""
 
     token_id: int
     content: bytes
     logprob: float | None
-    top: list[tuple[bytes, float]]
+    rank: int
+    top: list[tuple[int, bytes, float]]
     offset: int = 0
 
 

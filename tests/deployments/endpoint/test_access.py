@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 import yaml
-from openai import AuthenticationError, NotFoundError, OpenAI, RateLimitError
+from openai import AuthenticationError, BadRequestError, NotFoundError, OpenAI, RateLimitError
 
 from raylens.deployments.config import AppConfig
 from raylens.deployments.endpoint.api_keys import hash_key
@@ -199,6 +199,22 @@ def test_tenants_do_not_see_each_others_files(app_url: str) -> None:
             act()
     alice.files.delete(file.id)
     assert alice.files.list().data == []
+
+
+def test_tenants_do_not_see_each_others_responses(app_url: str) -> None:
+    alice, bob = client_of(app_url, "alice"), client_of(app_url, "bob")
+    said = alice.responses.create(model="shapes", input="Who are you?")
+    for act in (
+        lambda: bob.responses.retrieve(said.id),
+        lambda: bob.responses.delete(said.id),
+        lambda: bob.responses.cancel(said.id),
+        lambda: bob.responses.input_items.list(said.id),
+    ):
+        with pytest.raises(NotFoundError):
+            act()
+    with pytest.raises(BadRequestError, match="no response"):
+        bob.responses.create(model="shapes", input="And?", previous_response_id=said.id)
+    assert alice.responses.retrieve(said.id).output_text == said.output_text
 
 
 @contextmanager

@@ -217,3 +217,48 @@ def test_bad_input_is_refused_by_name(client: OpenAI, app_url: str, body: dict[s
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"].startswith(field)
     assert text_of(client, f"USER: {in_text(RED)}{QUESTION}") == " red"
+
+
+def test_a_prompt_is_scored_in_vllms_form(client: OpenAI) -> None:
+    wanted: Any = {"prompt_logprobs": 2, "return_token_ids": True}
+    prompt = "a red circle"
+    echoed = complete(client, prompt, echo=True, logprobs=2, max_tokens=1).choices[0].logprobs
+    choice = complete(client, prompt, max_tokens=1, extra_body=wanted).choices[0]
+    first, *others = choice.prompt_logprobs
+    assert first is None
+    assert len(others) == len(choice.prompt_token_ids) - 1
+    for number, told in enumerate(others, start=1):
+        own = told[str(choice.prompt_token_ids[number])]
+        assert own["decoded_token"] == echoed.tokens[number]
+        assert own["logprob"] == pytest.approx(echoed.token_logprobs[number], abs=1e-4)
+        likeliest = [one for one in told.values() if one["rank"] <= 2]
+        assert {one["decoded_token"] for one in likeliest} <= echoed.top_logprobs[number].keys()
+        assert sorted(one["rank"] for one in likeliest) == [1, 2]
+        assert len(told) == 2 + (own["rank"] > 2)
+    chat = client.chat.completions.create(
+        model="shapes",
+        messages=[user_message("What?", RED)],
+        max_tokens=1,
+        extra_body=wanted,
+    )
+    assert chat.model_extra is not None
+    ids, scores = chat.model_extra["prompt_token_ids"], chat.model_extra["prompt_logprobs"]
+    assert scores[0] is None
+    assert all(str(token_id) in told for token_id, told in zip(ids[1:], scores[1:], strict=True))
+    with pytest.raises(BadRequestError, match="prompt_logprobs come with a whole answer only"):
+        complete(client, prompt, stream=True, extra_body=wanted)
+
+
+def test_log_probabilities_name_tokens_by_their_ids(client: OpenAI) -> None:
+    fields: Any = {"return_tokens_as_token_ids": True, "return_token_ids": True}
+    choice = complete(client, "Hello", logprobs=1, max_tokens=4, extra_body=fields).choices[0]
+    assert choice.logprobs.tokens == [f"token_id:{one}" for one in choice.token_ids]
+    assert all(name.startswith("token_id:") for top in choice.logprobs.top_logprobs for name in top)
+    messages: Any = [{"role": "user", "content": "Hello"}]
+    chat = client.chat.completions.create(
+        model="shapes", messages=messages, logprobs=True, top_logprobs=1, max_tokens=4, extra_body=fields
+    ).choices[0]
+    assert chat.logprobs is not None
+    assert chat.logprobs.content is not None
+    assert chat.model_extra is not None
+    assert [one.token for one in chat.logprobs.content] == [f"token_id:{one}" for one in chat.model_extra["token_ids"]]

@@ -73,7 +73,7 @@ PLAIN_MESSAGES = st.one_of(
     st.builds(CallMethod, NUMBERS, TEXTS, st.lists(JSON, max_size=3)),
     st.builds(Close, NUMBERS),
     st.builds(Remember, TEXTS, TEXTS, TEXTS),
-    st.builds(Result, NUMBERS, st.lists(st.builds(Upload, TEXTS, TEXTS, TEXTS, *[NUMBERS] * 3), max_size=2)),
+    st.builds(Result, NUMBERS, st.lists(st.builds(Upload, TEXTS, *[NUMBERS] * 3, TEXTS, TEXTS), max_size=2)),
 )
 MESSAGES = PLAIN_MESSAGES | st.one_of(
     st.builds(Failed, NUMBERS, st.builds(StageFailedError, TEXTS, TEXTS)),

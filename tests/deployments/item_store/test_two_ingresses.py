@@ -150,6 +150,24 @@ def test_a_file_sent_to_one_door_is_there_at_the_other(doors: list[Door], size: 
         doors[0].client.files.retrieve(sent.id)
 
 
+def long_response(door: Door) -> Any:
+    """One that is made in the background."""
+    endless = {"ignore_eos": True, "min_tokens": 2000}
+    return door.client.responses.create(
+        model="shapes", input="Hello", max_output_tokens=2000, background=True, extra_body=endless
+    )
+
+
+def test_a_response_made_at_one_door_goes_on_at_the_other(doors: list[Door]) -> None:
+    first = doors[0].client.responses.create(model="shapes", input="Who are you?")
+    second = doors[1].client.responses.create(model="shapes", input="And?", previous_response_id=first.id)
+    assert doors[0].client.responses.retrieve(second.id).output_text == second.output_text
+    begun = long_response(doors[0])
+    assert doors[1].client.responses.retrieve(begun.id).status == "in_progress"
+    assert doors[1].client.responses.cancel(begun.id).status == "cancelled"
+    assert doors[0].client.responses.retrieve(begun.id).status == "cancelled"
+
+
 @contextmanager
 def half_sent(door: Door, num_bytes: int) -> Iterator[None]:
     """A request of which so many bytes have come, and no more come while the block runs."""
@@ -220,6 +238,8 @@ def long_stream(door: Door, number: int) -> Any:
 def test_a_dead_door_s_streams_are_cut_and_nothing_else_is_lost(doors: list[Door], app_url: str) -> None:
     doors[0].ask(circle("red", 200), uuid="of the dead door")
     sent = doors[0].client.files.create(file=("a.png", b"content"), purpose="vision")
+    said = doors[0].client.responses.create(model="shapes", input="Who are you?")
+    lost, goes_on = long_response(doors[0]), long_response(doors[1])
     living, dying = long_stream(doors[1], 1), long_stream(doors[0], 2)
     pieces = [next(iter(stream)) for stream in (living, dying)]
     assert pieces
@@ -230,6 +250,12 @@ def test_a_dead_door_s_streams_are_cut_and_nothing_else_is_lost(doors: list[Door
     found = doors[1].ask(uuid="of the dead door")
     assert (colour_of(found), found.stage_timings["embedding_cache_hits"]) == ("red", 1)
     assert doors[1].client.files.content(sent.id).read() == b"content"
+    responses = doors[1].client.responses
+    assert responses.retrieve(said.id).output_text == said.output_text
+    assert responses.retrieve(goes_on.id).status in ("in_progress", "incomplete")
+    told = responses.retrieve(lost.id)
+    assert told.error is not None
+    assert (told.status, told.error.message) == ("failed", "the process that made this response has ended")
     wait_until(lambda: len(doors_now()) == 2, 60)
     found = next(door for door in doors_now() if door.pid != doors[1].pid).ask(circle("red", 200))
     assert found.stage_timings["embedding_cache_hits"] == 1
@@ -254,6 +280,7 @@ def test_a_dead_shards_items_are_made_anew_and_no_request_fails(doors: list[Door
     for number in numbers:
         doors[0].ask(circle("red", number))
     files = [doors[0].client.files.create(file=(f"{n}", b"content"), purpose="vision").id for n in range(2)]
+    said = doors[0].client.responses.create(model="shapes", input="Who are you?")
     (pid,) = replica_pids(shard)
     is_dead = threading.Event()
     wrong: list[str] = []
@@ -281,3 +308,4 @@ def test_a_dead_shards_items_are_made_anew_and_no_request_fails(doors: list[Door
     assert sum(found) > 0, "the other shard still has its own"
     for file in files:
         assert doors[1].client.files.content(file).read() == b"content"
+    assert doors[1].client.responses.retrieve(said.id).output_text == said.output_text

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from raylens.deployments.config import UploadConfig
-from raylens.deployments.item_store.uploads import FOLDER_VARIABLE, Uploads
+from raylens.deployments.item_store.kept_files import FOLDER_VARIABLE
+from raylens.deployments.item_store.uploads import Uploads
 from raylens.preprocess.media import MediaLimits
 from raylens.preprocess.schema import InvalidRequestError
 from tests.waiting import until

@@ -155,7 +155,7 @@ async def test_what_a_slow_client_has_not_taken_comes_in_batches(receiver: Piece
 
 
 async def test_pieces_join_without_losing_anything() -> None:
-    token = ScoredToken(1, b"a", -0.5, [(b"a", -0.5)], 3)
+    token = ScoredToken(1, b"a", -0.5, 1, [(1, b"a", -0.5)], 3)
     times = [StageTime("prefill", 1.0, 0.5, "Generate#1"), StageTime("first_decode", 1.5, 0.25, "Generate#1")]
     parts = [
         GeneratedText("a", [1], 9, 4, 1, None, [times[0]], 0, "why", 1, None, [token], [token, token]),

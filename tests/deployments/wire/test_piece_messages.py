@@ -21,7 +21,8 @@ TOKENS = st.builds(
     INTEGERS,
     st.binary(max_size=6),
     st.none() | LOGPROBS,
-    st.lists(st.tuples(st.binary(max_size=6), LOGPROBS), max_size=3),
+    INTEGERS,
+    st.lists(st.tuples(INTEGERS, st.binary(max_size=6), LOGPROBS), max_size=3),
     INTEGERS,
 )
 PIECES = st.builds(

@@ -1,0 +1,161 @@
+"""Files of tenants on disk, bounded in number, bytes and age. Only the tenant whose file it is can use it.
+
+A metadata file beside each one lets the folder's next owner find it."""
+
+import asyncio
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from raylens.deployments.config import KeptFilesConfig
+from raylens.preprocess.schema import InvalidRequestError
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+FOLDER_VARIABLE = "RAYLENS_FOLDER"
+"""Environment variable: this user's folder on a node for the server's files. Default: a temporary folder that is
+deleted with the process."""
+_KNOWN = ".json"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFile:
+    """`created_at` and `expires_at` in seconds since 1970."""
+
+    file_id: str
+    num_bytes: int
+    created_at: int
+    expires_at: int
+
+
+FileT = TypeVar("FileT", bound=KeptFile)
+
+
+class KeptFiles(Generic[FileT]):
+    """The files of one shard's tenants, in a folder that only this user may enter. Use it on one event loop. Disk
+    access runs on threads."""
+
+    folder_name: str
+    """The beginning of the folder's name. Subclasses set it."""
+    not_found: Callable[[str], InvalidRequestError]
+    """The error for the id of a file that the tenant does not have. Subclasses set it."""
+
+    def __init__(
+        self, kind: type[FileT], config: KeptFilesConfig, now: Callable[[], float], shard: int, num_shards: int
+    ) -> None:
+        self._kind = kind
+        self._max_age_s = config.max_age_s
+        self._now = now
+        self._max_bytes = config.max_bytes // num_shards
+        parent = config.folder or os.environ.get(FOLDER_VARIABLE)
+        if parent is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="raylens-")
+            parent = self._temporary.name
+        self._folder = Path(parent) / f"{self.folder_name}-{shard}"
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Includes files that are still being written, which count but are not visible to requests.
+        self._by_tenant: dict[str, dict[str, FileT]] = {}
+        self._written: set[str] = set()
+        self.num_bytes = 0
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """Loads the files that are already in the folder and deletes incomplete ones."""
+        whole: set[Path] = set()
+        found: list[tuple[str, FileT]] = []
+        for known in self._folder.glob(f"*{_KNOWN}"):
+            try:
+                fields = json.loads(known.read_bytes())
+                tenant, file = fields.pop("tenant"), self._kind(**fields)
+                if self._path(file).stat().st_size != file.num_bytes:
+                    continue
+            except (OSError, ValueError, TypeError, KeyError) as error:
+                logger.warning("%s is not kept: %s", known.stem, type(error).__name__)
+                continue
+            whole |= {known, self._path(file)}
+            found.append((tenant, file))
+        for tenant, file in sorted(found, key=lambda one: one[1].created_at):
+            self._by_tenant.setdefault(tenant, {})[file.file_id] = file
+            self._written.add(file.file_id)
+            self.num_bytes += file.num_bytes
+        for path in set(self._folder.iterdir()) - whole:
+            path.unlink()
+
+    async def keep(self, tenant: str, file: FileT, content: bytes) -> None:
+        """Writes a file for which there is room."""
+        self.num_bytes += file.num_bytes
+        self._by_tenant.setdefault(tenant, {})[file.file_id] = file
+        try:
+            await asyncio.to_thread(self._write, tenant, file, content)
+        except BaseException:
+            await self.remove(tenant, file)
+            raise
+        self._written.add(file.file_id)
+
+    def _write(self, tenant: str, file: FileT, content: bytes) -> None:
+        """Runs on a thread. Deletes the file again if the client left meanwhile."""
+        self._path(file).write_bytes(content)
+        self._known(file).write_text(json.dumps({"tenant": tenant, **asdict(file)}))
+        if file.file_id not in self._by_tenant.get(tenant, {}):
+            self._unlink(file)
+
+    def _unlink(self, file: FileT) -> None:
+        self._known(file).unlink(missing_ok=True)
+        self._path(file).unlink(missing_ok=True)
+
+    @property
+    def num_files(self) -> int:
+        return sum(map(len, self._by_tenant.values()))
+
+    async def all(self, tenant: str) -> list[FileT]:
+        """Returns a tenant's files, oldest first."""
+        await self.remove_old()
+        return [one for one in self._by_tenant.get(tenant, {}).values() if one.file_id in self._written]
+
+    async def get(self, tenant: str, file_id: str) -> FileT:
+        """Raises InvalidRequestError with status 404 if the file does not exist or belongs to another tenant."""
+        await self.remove_old()
+        file = self._by_tenant.get(tenant, {}).get(file_id)
+        if file is None or file_id not in self._written:
+            raise self.not_found(file_id)
+        return file
+
+    async def read(self, tenant: str, file_id: str) -> bytes:
+        """Raises InvalidRequestError like `get`."""
+        file = await self.get(tenant, file_id)
+        try:
+            return await asyncio.to_thread(self._path(file).read_bytes)
+        except FileNotFoundError:
+            raise self.not_found(file_id) from None  # deleted meanwhile
+
+    async def delete(self, tenant: str, file_id: str) -> None:
+        """Raises InvalidRequestError like `get`."""
+        await self.remove(tenant, await self.get(tenant, file_id))
+
+    async def remove_old(self) -> None:
+        now = self._now()
+        for tenant, files in list(self._by_tenant.items()):
+            for file in [one for one in files.values() if one.expires_at <= now and one.file_id in self._written]:
+                await self.remove(tenant, file)
+
+    async def remove(self, tenant: str, file: FileT) -> None:
+        files = self._by_tenant.get(tenant, {})
+        if files.pop(file.file_id, None) is None:
+            return
+        if not files:
+            del self._by_tenant[tenant]
+        self._written.discard(file.file_id)
+        self.num_bytes -= file.num_bytes
+        await asyncio.to_thread(self._unlink, file)
+
+    def _path(self, file: FileT) -> Path:
+        return self._folder / file.file_id
+
+    def _known(self, file: FileT) -> Path:
+        """Returns the path of a file's metadata file."""
+        return self._folder / f"{file.file_id}{_KNOWN}"
