@@ -46,7 +46,6 @@ class AnswerFile:
         self._file.close()
 
     def _take_over(self) -> None:
-        self._file.seek(0)
         num_whole = 0
         with self._path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):

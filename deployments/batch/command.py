@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         left = requests.requests(without=set(answers.done))
         try:
             asyncio.run(_reporting(sender.send(left, args.concurrency), answers, len(requests.custom_ids)))
-        except* RuntimeError as errors:
+        except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         print(
             f"{len(answers.done)} answers are in {args.answers}, {answers.num_failed} of them errors", file=sys.stderr

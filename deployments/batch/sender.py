@@ -1,16 +1,16 @@
 """Sends a batch's requests to a server, many at once, each until it has an answer."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
+from pydantic_core import from_json
 
 from raylens.deployments.batch.answer_file import AnswerFile
 from raylens.deployments.batch.request_file import BatchRequest
-from raylens.deployments.operator.running_server import NoAnswerError, RunningServer
+from raylens.deployments.operator.running_server import NoAnswerError, RunningServer, message_of
 
 _AWAY_SECONDS = 300.0
 """So long a server may be away, as when it starts again, before the run ends."""
@@ -83,13 +83,12 @@ class Sender:
 
 async def _body(response: aiohttp.ClientResponse) -> Any:
     """Returns the JSON of an answer, or its text where that is no JSON."""
-    text = await response.text(errors="replace")
-    with contextlib.suppress(ValueError):
-        return await response.json(content_type=None)
-    return text
+    content = await response.read()
+    try:
+        return from_json(content)
+    except ValueError:
+        return content.decode(errors="replace")
 
 
 def _message(body: Any) -> str:
-    with contextlib.suppress(TypeError, KeyError):
-        return str(body["error"]["message"])
-    return str(body)[:200]
+    return message_of(body) or str(body)[:200]

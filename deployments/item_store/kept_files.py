@@ -5,8 +5,10 @@ A metadata file beside each one lets the folder's next owner find it."""
 import asyncio
 import json
 import logging
+import math
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -61,7 +63,8 @@ class KeptFiles(Generic[FileT]):
         # Includes files that are still being written, which count but are not visible to requests.
         self._by_tenant: dict[str, dict[str, FileT]] = {}
         self._written: set[str] = set()
-        self.num_bytes = 0
+        self._bytes_of: Counter[str] = Counter()
+        self._next_expiry = math.inf
         self._take_over()
 
     def _take_over(self) -> None:
@@ -80,22 +83,25 @@ class KeptFiles(Generic[FileT]):
             whole |= {known, self._path(file)}
             found.append((tenant, file))
         for tenant, file in sorted(found, key=lambda one: one[1].created_at):
-            self._by_tenant.setdefault(tenant, {})[file.file_id] = file
+            self._enter(tenant, file)
             self._written.add(file.file_id)
-            self.num_bytes += file.num_bytes
         for path in set(self._folder.iterdir()) - whole:
             path.unlink()
 
     async def keep(self, tenant: str, file: FileT, content: bytes) -> None:
         """Writes a file for which there is room."""
-        self.num_bytes += file.num_bytes
-        self._by_tenant.setdefault(tenant, {})[file.file_id] = file
+        self._enter(tenant, file)
         try:
             await asyncio.to_thread(self._write, tenant, file, content)
         except BaseException:
             await self.remove(tenant, file)
             raise
         self._written.add(file.file_id)
+
+    def _enter(self, tenant: str, file: FileT) -> None:
+        self._by_tenant.setdefault(tenant, {})[file.file_id] = file
+        self._bytes_of[tenant] += file.num_bytes
+        self._next_expiry = min(self._next_expiry, file.expires_at)
 
     def _write(self, tenant: str, file: FileT, content: bytes) -> None:
         """Runs on a thread. Deletes the file again if the client left meanwhile."""
@@ -107,6 +113,10 @@ class KeptFiles(Generic[FileT]):
     def _unlink(self, file: FileT) -> None:
         self._known(file).unlink(missing_ok=True)
         self._path(file).unlink(missing_ok=True)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._bytes_of.total()
 
     @property
     def num_files(self) -> int:
@@ -138,19 +148,23 @@ class KeptFiles(Generic[FileT]):
         await self.remove(tenant, await self.get(tenant, file_id))
 
     async def remove_old(self) -> None:
-        now = self._now()
+        """Looks through the files only when one is due: there may be tens of thousands, and each request asks."""
+        if (now := self._now()) < self._next_expiry:
+            return
         for tenant, files in list(self._by_tenant.items()):
             for file in [one for one in files.values() if one.expires_at <= now and one.file_id in self._written]:
                 await self.remove(tenant, file)
+        left = (one.expires_at for files in self._by_tenant.values() for one in files.values())
+        self._next_expiry = min(left, default=math.inf)
 
     async def remove(self, tenant: str, file: FileT) -> None:
         files = self._by_tenant.get(tenant, {})
         if files.pop(file.file_id, None) is None:
             return
-        if not files:
-            del self._by_tenant[tenant]
         self._written.discard(file.file_id)
-        self.num_bytes -= file.num_bytes
+        self._bytes_of[tenant] -= file.num_bytes
+        if not files:
+            del self._by_tenant[tenant], self._bytes_of[tenant]
         await asyncio.to_thread(self._unlink, file)
 
     def _path(self, file: FileT) -> Path:

@@ -49,7 +49,7 @@ class StoredResponses(KeptFiles[StoredResponse]):
         if (earlier := self._by_tenant.get(tenant, {}).get(response_id)) is not None:
             await self.remove(tenant, earlier)
         while self.num_bytes + len(content) > self._max_bytes or self.num_files >= self._max_responses:
-            largest = max(self._by_tenant, key=self._num_bytes_of)
+            largest = max(self._by_tenant, key=self._bytes_of.__getitem__)
             await self.remove(largest, next(iter(self._by_tenant[largest].values())))
         created = int(self._now())
         expires = created + int(self._max_age_s)
@@ -68,9 +68,6 @@ class StoredResponses(KeptFiles[StoredResponse]):
                 raise InvalidRequestError(reason, field="previous_response_id", code="body_too_large", status=413)
             next_id = one.previous_id
         return b"\n".join([await self.read(tenant, one) for one in reversed(chain)])
-
-    def _num_bytes_of(self, tenant: str) -> int:
-        return sum(one.num_bytes for one in self._by_tenant[tenant].values())
 
 
 class ResponsesInWork:

@@ -6,6 +6,7 @@ import json
 import os
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -78,11 +79,16 @@ def _address(text: str) -> str:
 
 
 def _message(error: urllib.error.HTTPError) -> str | None:
+    with suppress(ValueError, OSError, http.client.HTTPException):
+        return message_of(json.load(error))
+    return None
+
+
+def message_of(body: Any) -> str | None:
     """Returns the message of an error in OpenAI's form, None for any other form."""
-    try:
-        return str(json.load(error)["error"]["message"])
-    except (ValueError, TypeError, KeyError, OSError, http.client.HTTPException):
-        return None
+    with suppress(TypeError, KeyError):
+        return str(body["error"]["message"])
+    return None
 
 
 def _told(reason: object) -> str:

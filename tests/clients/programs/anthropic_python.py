@@ -12,6 +12,7 @@ from features import (
     PICTURE,
     PLAIN,
     QUESTION,
+    SAID,
     SCHEMA,
     SHOWN,
     THINK,
@@ -29,15 +30,14 @@ shown = {
     "type": "image",
     "source": {"type": "base64", "media_type": "image/png", "data": base64.b64encode(PICTURE).decode()},
 }
-said = [{"role": "user", "content": QUESTION}]
 
 
 def chat():
-    is_equal(client.messages.create(messages=said, **common).content[0].text, PLAIN)
+    is_equal(client.messages.create(messages=SAID, **common).content[0].text, PLAIN)
 
 
 def stream():
-    with client.messages.stream(messages=said, **common) as events:
+    with client.messages.stream(messages=SAID, **common) as events:
         is_equal("".join(events.text_stream), PLAIN)
 
 
@@ -49,12 +49,12 @@ def picture():
 
 def structured():
     form = {"format": {"type": "json_schema", "schema": SCHEMA}}
-    answer = client.messages.create(messages=said, output_config=form, **common)
+    answer = client.messages.create(messages=SAID, output_config=form, **common)
     is_equal(answer.content[0].text.replace(" ", ""), '{"colour":"red"}')
 
 
 def ask_for_call():
-    with client.messages.stream(messages=said, tools=[tool], **common) as events:
+    with client.messages.stream(messages=SAID, tools=[tool], **common) as events:
         (call,) = events.get_final_message().content
     is_equal((call.name, call.input), ("look", {"where": "left"}))
     return call
@@ -64,7 +64,7 @@ def answer_to(content):
     call = ask_for_call()
     asked = {"role": "assistant", "content": [{"type": "tool_use", "id": call.id, "name": "look", "input": call.input}]}
     result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": content}]}
-    return client.messages.create(messages=[*said, asked, result], tools=[tool], **common).content[0].text
+    return client.messages.create(messages=[*SAID, asked, result], tools=[tool], **common).content[0].text
 
 
 def tools_streamed():
@@ -80,12 +80,4 @@ def thinking():
     is_equal((thinking.thinking.strip(), text.text.strip()), (THOUGHT, AFTER_THOUGHT))
 
 
-report(
-    chat=chat,
-    stream=stream,
-    picture=picture,
-    structured=structured,
-    tools_streamed=tools_streamed,
-    tool_picture=tool_picture,
-    thinking=thinking,
-)
+report(chat, stream, picture, structured, tools_streamed, tool_picture, thinking)

@@ -6,7 +6,7 @@ from features import (
     AFTER_THOUGHT,
     KEY,
     MODEL,
-    PICTURE_URL,
+    PARTS,
     PLAIN,
     QUESTION,
     THINK,
@@ -24,8 +24,7 @@ def chat():
 
 
 def picture():
-    parts = [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": {"url": PICTURE_URL}}]
-    is_equal(dspy.settings.lm(messages=[{"role": "user", "content": parts}]), [ABOUT_PICTURE])
+    is_equal(dspy.settings.lm(messages=[{"role": "user", "content": PARTS}]), [ABOUT_PICTURE])
 
 
 def thinking():
@@ -35,11 +34,11 @@ def thinking():
 
 only = "its modules write calls as fields of their own"
 report(
-    chat=chat,
+    chat,
+    picture,
+    thinking,
     stream="its streams follow the fields of a text format of its own",
-    picture=picture,
     structured="it sends schemas only to models that litellm lists",
     tools_streamed=only,
     tool_picture=only,
-    thinking=thinking,
 )

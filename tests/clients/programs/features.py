@@ -31,15 +31,20 @@ LOOK = {
     "additionalProperties": False,
 }
 """The parameters of the tool `look`, which the model calls with `left`."""
+# In OpenAI's form:
+SAID = [{"role": "user", "content": QUESTION}]
+PARTS = [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": {"url": PICTURE_URL}}]
+TOOL = {"type": "function", "function": {"name": "look", "parameters": LOOK}}
+FORM = {"type": "json_schema", "json_schema": {"name": "colour", "schema": SCHEMA, "strict": True}}
 
 
 def is_equal(found: object, wanted: object) -> None:
     assert found == wanted, f"{found!r}, not {wanted!r}"
 
 
-def report(**features: "Callable[[], object] | str") -> None:
-    """A text says why the client itself cannot do it."""
-    asyncio.run(_report(features))
+def report(*features: "Callable[[], object]", **missing: str) -> None:
+    """`features`: functions of their names. `missing`: why the client itself cannot do the others."""
+    asyncio.run(_report({one.__name__: one for one in features} | missing))
 
 
 async def _report(features: "dict[str, Callable[[], object] | str]") -> None:

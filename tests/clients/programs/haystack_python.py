@@ -2,7 +2,7 @@
 
 import base64
 
-from features import ABOUT_PICTURE, KEY, LOOK, MODEL, PICTURE, PLAIN, QUESTION, SCHEMA, TOLD, URL, is_equal, report
+from features import ABOUT_PICTURE, FORM, KEY, LOOK, MODEL, PICTURE, PLAIN, QUESTION, TOLD, URL, is_equal, report
 from haystack.components.generators.chat import OpenAIChatGenerator
 from haystack.dataclasses import ChatMessage, ImageContent
 from haystack.tools import Tool
@@ -34,8 +34,7 @@ def picture():
 
 
 def structured():
-    form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": SCHEMA, "strict": True}}
-    answer = ask(said, generation_kwargs={"response_format": form})
+    answer = ask(said, generation_kwargs={"response_format": FORM})
     is_equal(answer.text.replace(" ", ""), '{"colour":"red"}')
 
 
@@ -50,11 +49,11 @@ def tools_streamed():
 
 
 report(
-    chat=chat,
-    stream=stream,
-    picture=picture,
-    structured=structured,
-    tools_streamed=tools_streamed,
+    chat,
+    stream,
+    picture,
+    structured,
+    tools_streamed,
     tool_picture="it refuses pictures of tools in chat completions",
     thinking="it drops them in chat completions",
 )

@@ -3,12 +3,10 @@
 from typing import Literal
 
 import instructor
-from features import KEY, MODEL, PICTURE_URL, QUESTION, URL, is_equal, report
+from features import KEY, MODEL, PICTURE_URL, QUESTION, SAID, URL, is_equal, report
 from instructor.processing.multimodal import Image
 from openai import OpenAI
 from pydantic import BaseModel
-
-said = [{"role": "user", "content": QUESTION}]
 
 
 class Colour(BaseModel, extra="forbid"):
@@ -21,13 +19,13 @@ def client(mode):
 
 def structured():
     for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
-        answer = client(mode).chat.completions.create(model=MODEL, messages=said, response_model=Colour)
+        answer = client(mode).chat.completions.create(model=MODEL, messages=SAID, response_model=Colour)
         is_equal(answer.colour, "red")
 
 
 def stream():
     partial = client(instructor.Mode.TOOLS).chat.completions.create_partial(
-        model=MODEL, messages=said, response_model=Colour
+        model=MODEL, messages=SAID, response_model=Colour
     )
     is_equal(list(partial)[-1].colour, "red")
 
@@ -41,12 +39,10 @@ def picture():
 
 
 only = "its answers are objects"
-report(
-    chat=only,
-    stream=stream,
-    picture=picture,
-    structured=structured,
-    tools_streamed=stream,
-    tool_picture=only,
-    thinking=only,
-)
+
+
+def tools_streamed():
+    stream()
+
+
+report(stream, picture, structured, tools_streamed, chat=only, tool_picture=only, thinking=only)

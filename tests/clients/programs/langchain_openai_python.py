@@ -7,6 +7,7 @@ from features import (
     AFTER_THOUGHT,
     KEY,
     MODEL,
+    PARTS,
     PICTURE_URL,
     PLAIN,
     QUESTION,
@@ -44,8 +45,7 @@ def stream():
 
 
 def picture():
-    parts = [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": {"url": PICTURE_URL}}]
-    is_equal(model.invoke([HumanMessage(parts)]).content, ABOUT_PICTURE)
+    is_equal(model.invoke([HumanMessage(PARTS)]).content, ABOUT_PICTURE)
 
 
 def structured():
@@ -80,12 +80,4 @@ def thinking():
     assert any(block["type"] == "reasoning" for block in answer.content_blocks), answer
 
 
-report(
-    chat=chat,
-    stream=stream,
-    picture=picture,
-    structured=structured,
-    tools_streamed=tools_streamed,
-    tool_picture=tool_picture,
-    thinking=thinking,
-)
+report(chat, stream, picture, structured, tools_streamed, tool_picture, thinking)

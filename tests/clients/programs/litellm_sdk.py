@@ -6,23 +6,21 @@ import litellm
 from features import (
     ABOUT_PICTURE,
     AFTER_THOUGHT,
+    FORM,
     KEY,
-    LOOK,
     MODEL,
+    PARTS,
     PICTURE_URL,
     PLAIN,
-    QUESTION,
-    SCHEMA,
+    SAID,
     THINK,
     THOUGHT,
     TOLD,
+    TOOL,
     URL,
     is_equal,
     report,
 )
-
-tool = {"type": "function", "function": {"name": "look", "parameters": LOOK}}
-said = [{"role": "user", "content": QUESTION}]
 
 
 def ask(messages, **options):
@@ -34,26 +32,24 @@ def text_of(answer):
 
 
 def chat():
-    is_equal(text_of(ask(said)), PLAIN)
+    is_equal(text_of(ask(SAID)), PLAIN)
 
 
 def stream():
-    is_equal("".join(chunk.choices[0].delta.content or "" for chunk in ask(said, stream=True)), PLAIN)
+    is_equal("".join(chunk.choices[0].delta.content or "" for chunk in ask(SAID, stream=True)), PLAIN)
 
 
 def picture():
-    parts = [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": {"url": PICTURE_URL}}]
-    is_equal(text_of(ask([{"role": "user", "content": parts}])), ABOUT_PICTURE)
+    is_equal(text_of(ask([{"role": "user", "content": PARTS}])), ABOUT_PICTURE)
 
 
 def structured():
-    form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": SCHEMA, "strict": True}}
-    is_equal(json.loads(text_of(ask(said, response_format=form))), {"colour": "red"})
+    is_equal(json.loads(text_of(ask(SAID, response_format=FORM))), {"colour": "red"})
 
 
 def called():
-    chunks = list(ask(said, tools=[tool], stream=True))
-    message = litellm.stream_chunk_builder(chunks, messages=said).choices[0].message
+    chunks = list(ask(SAID, tools=[TOOL], stream=True))
+    message = litellm.stream_chunk_builder(chunks, messages=SAID).choices[0].message
     (call,) = message.tool_calls
     is_equal((call.function.name, json.loads(call.function.arguments)), ("look", {"where": "left"}))
     return message, call.id
@@ -62,7 +58,7 @@ def called():
 def answer_to(content):
     message, call_id = called()
     result = {"role": "tool", "tool_call_id": call_id, "content": content}
-    return text_of(ask([*said, message.model_dump(), result], tools=[tool]))
+    return text_of(ask([*SAID, message.model_dump(), result], tools=[TOOL]))
 
 
 def tools_streamed():
@@ -79,12 +75,4 @@ def thinking():
     is_equal((message.reasoning_content.strip(), message.content.strip()), (THOUGHT, AFTER_THOUGHT))
 
 
-report(
-    chat=chat,
-    stream=stream,
-    picture=picture,
-    structured=structured,
-    tools_streamed=tools_streamed,
-    tool_picture=tool_picture,
-    thinking=thinking,
-)
+report(chat, stream, picture, structured, tools_streamed, tool_picture, thinking)

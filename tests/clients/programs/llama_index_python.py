@@ -79,11 +79,5 @@ def thinking():
 
 
 report(
-    chat=chat,
-    stream=stream,
-    picture=picture,
-    structured=structured,
-    tools_streamed=tools_streamed,
-    tool_picture="it sends the text of tools' results only",
-    thinking=thinking,
+    chat, stream, picture, structured, tools_streamed, thinking, tool_picture="it sends the text of tools' results only"
 )

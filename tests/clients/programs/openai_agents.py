@@ -101,12 +101,4 @@ async def thinking():
         assert any(item.type == "reasoning_item" for item in run.new_items), run.new_items
 
 
-report(
-    chat=chat,
-    stream=stream,
-    picture=picture,
-    structured=structured,
-    tools_streamed=tools_streamed,
-    tool_picture=tool_picture,
-    thinking=thinking,
-)
+report(chat, stream, picture, structured, tools_streamed, tool_picture, thinking)

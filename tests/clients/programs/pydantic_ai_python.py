@@ -79,12 +79,4 @@ async def thinking():
     is_equal([thought.strip() for thought in thoughts], [THOUGHT])
 
 
-report(
-    chat=chat,
-    stream=stream,
-    picture=picture,
-    structured=structured,
-    tools_streamed=tools_streamed,
-    tool_picture=tool_picture,
-    thinking=thinking,
-)
+report(chat, stream, picture, structured, tools_streamed, tool_picture, thinking)

@@ -2,7 +2,7 @@
 
 import io
 
-from features import ABOUT_PICTURE, KEY, MODEL, PICTURE, PLAIN, QUESTION, SCHEMA, URL, is_equal, report
+from features import ABOUT_PICTURE, FORM, KEY, MODEL, PICTURE, PLAIN, QUESTION, URL, is_equal, report
 from PIL import Image
 from smolagents import OpenAIServerModel, Tool
 from smolagents.models import agglomerate_stream_deltas
@@ -36,8 +36,7 @@ def picture():
 
 
 def structured():
-    form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": SCHEMA, "strict": True}}
-    is_equal(model(said, response_format=form).content.replace(" ", ""), '{"colour":"red"}')
+    is_equal(model(said, response_format=FORM).content.replace(" ", ""), '{"colour":"red"}')
 
 
 def tools_streamed():
@@ -47,11 +46,11 @@ def tools_streamed():
 
 
 report(
-    chat=chat,
-    stream=stream,
-    picture=picture,
-    structured=structured,
-    tools_streamed=tools_streamed,
+    chat,
+    stream,
+    picture,
+    structured,
+    tools_streamed,
     tool_picture="it keeps pictures of tools as variables",
     thinking="it drops them",
 )

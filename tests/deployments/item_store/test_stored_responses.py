@@ -71,3 +71,16 @@ async def test_there_is_room_for_so_many(tmp_path: Path, monkeypatch: pytest.Mon
     for number in range(3):
         await stored.store("alice", f"resp_{number}", "", b"x")
     assert await kept(stored, "alice") == ["resp_1", "resp_2"]
+
+
+async def test_old_ones_are_gone_in_their_order(tmp_path: Path) -> None:
+    now = [0.0]
+    stored = StoredResponses(ResponsesConfig(folder=str(tmp_path), max_age_s=10), lambda: now[0])
+    for number in range(3):
+        now[0] = 5.0 * number
+        await stored.store("alice", f"resp_{number}", "", b"12345")
+    assert await kept(stored, "alice") == ["resp_1", "resp_2"], "the first is ten seconds old"
+    now[0] = 16.0
+    assert (await kept(stored, "alice"), stored.num_bytes) == (["resp_2"], 5)
+    now[0] = 21.0
+    assert (await kept(stored, "alice"), stored.num_bytes) == ([], 0)
