@@ -162,6 +162,24 @@ class ChatConfig(Settings):
     template: str | None = Field(None, description="file of a Jinja chat template; null: the model's")
     tool_call_parser: _ToolCallFormat | None = Field(None, description="format of tool calls; null: the template's")
     reasoning_parser: _ThoughtFormat | None = Field(None, description="tags of thoughts; null: the template's")
+    trust_request_template: bool = Field(False, description="whether requests may bring a chat_template, as in vLLM")
+
+
+class PoolingConfig(Settings):
+    """What `/v1/embeddings`, `/v1/rerank`, `/v1/score` and `/classify` answer with, for a checkpoint whose files do not
+    tell."""
+
+    type: Literal["last", "mean"] | None = Field(None, description="embed by the last token or the mean; null: its own")
+    normalize: bool = Field(True, description="with type: embeddings get the length 1")
+    score_tokens: tuple[str, str] | None = Field(
+        None, description="a reranker's answers, e.g. [no, yes]; null: its own"
+    )
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> Self:
+        if self.type is not None and self.score_tokens is not None:
+            raise ValueError("type and score_tokens cannot both be set: a model embeds or scores")
+        return self
 
 
 class VisionPartConfig(Settings):
@@ -276,6 +294,7 @@ class ModelConfig(Settings):
     step_timeout_s: float = Field(120.0, gt=0, description="longest batch of Encode or step of Generate, in seconds")
     vision_plugin: VisionPluginConfig = VisionPluginConfig()
     chat: ChatConfig = ChatConfig()
+    pooling: PoolingConfig = PoolingConfig()
     preprocess: PreprocessConfig = PreprocessConfig()
     encode: EncodeConfig = EncodeConfig()
     generate: GenerateConfig = GenerateConfig()

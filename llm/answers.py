@@ -9,6 +9,7 @@ from raylens.llm.block_manager import BlockManager
 from raylens.llm.detokenizer import Detokenizer
 from raylens.llm.lora.request import LoraError
 from raylens.llm.outputs import RequestOutput
+from raylens.llm.pooler import Pooler
 from raylens.llm.request_checks import check_embeddings
 from raylens.llm.sampling.logprobs import TokenLogprobs
 from raylens.llm.sampling.sampler import SampledToken
@@ -23,11 +24,12 @@ class AnswerState:
     """The state of one unfinished answer.
 
     `text`: None if no stop string can end it. `prompt_logprobs`: of the prompt's tokens so far, if they are asked
-    for."""
+    for. `pooled`: the parts of the pooled prompt so far."""
 
     sampler_state: SamplerState
     text: Detokenizer | None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    pooled: list[torch.Tensor] = field(default_factory=list)
 
     def is_complete_with(self, token_id: int) -> bool:
         """Takes the answer's next token. Returns whether a stop string or the structured output is now complete."""
@@ -63,7 +65,8 @@ def make_items(prompt: ProcessedPrompt, embeddings: Seq[torch.Tensor | None], em
 class Answers:
     """The unfinished `requests` by their ids, each with its unfinished answers."""
 
-    def __init__(self, scheduler: Scheduler, block_manager: BlockManager) -> None:
+    def __init__(self, scheduler: Scheduler, block_manager: BlockManager, pooler: Pooler | None = None) -> None:
+        self._pooler = pooler
         self._scheduler = scheduler
         self._block_manager = block_manager
         self.requests: dict[str, Request] = {}
@@ -88,9 +91,13 @@ class Answers:
 
     def end_without_tokens(self, sequence: Sequence) -> RequestOutput:
         """Ends a sequence whose request asks for its prompt only, and returns its output."""
-        prompt_logprobs = self.of(sequence).prompt_logprobs
-        self._end(sequence, FinishReason.LENGTH)
-        return RequestOutput.of(sequence, prompt_logprobs=prompt_logprobs)
+        answer = self.of(sequence)
+        if sequence.pooled_from is None or self._pooler is None:
+            self._end(sequence, FinishReason.LENGTH)
+            return RequestOutput.of(sequence, prompt_logprobs=answer.prompt_logprobs)
+        pooled = self._pooler.result(answer.pooled, sequence.num_prompt_tokens - sequence.pooled_from)
+        self._end(sequence, FinishReason.STOP)
+        return RequestOutput.of(sequence, pooled=pooled)
 
     def fail(self, request_id: str, error: InvalidRequestError | LoraError | None = None) -> list[RequestOutput]:
         """Ends all answers of a request with `ERROR` and returns their outputs, or none for a request that has ended.

@@ -7,6 +7,8 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
+from raylens.modeling.pooling import Pooling
+
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
 _NUM_SEQS = {"cpu": 64, "cuda": 256}
@@ -84,7 +86,8 @@ class EngineConfig(EngineSettings):
     `reserved_bytes`: the GPU memory left to other work of this process.
     `num_threads`: the most threads of Raylens' kernels on the CPU. None: one for each core, but 16 at most.
     `largest_item_tokens`: the positions of the model's largest picture in a prompt. The engine does not start if its
-    context has no room for it. A span is at most `largest_item_tokens` + `max_num_batched_tokens` long."""
+    context has no room for it. A span is at most `largest_item_tokens` + `max_num_batched_tokens` long.
+    `pooling`: of prompts to be embedded or scored. None: the model only generates."""
 
     model: str
     _: KW_ONLY
@@ -97,6 +100,7 @@ class EngineConfig(EngineSettings):
     max_model_len: Annotated[int | None, Field(ge=1)] = None
     allow_longer_context: bool = False
     largest_item_tokens: Annotated[int, Field(ge=0)] = 0
+    pooling: Pooling | None = None
     max_num_seqs: Annotated[int, Field(ge=1)] = _OF_DEVICE
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = _OF_DEVICE
 

@@ -73,7 +73,7 @@ class LLMEngine:
         self.byte_tokenizer = ByteTokenizer(tokenizer, self._runner.vocab_size, self._defaults.eos_token_ids)
         self.grammar_compiler = GrammarCompiler(self.byte_tokenizer)
         self._clock = StepClock()
-        self._answers = Answers(self._scheduler, self._block_manager)
+        self._answers = Answers(self._scheduler, self._block_manager, self._runner.pooler)
         self._launcher = StepLauncher(self._runner, self._block_manager, self._answers, self._clock)
         self._in_flight: StepInFlight | None = None
         """The launched step whose tokens have not been read."""
@@ -102,6 +102,7 @@ class LLMEngine:
         priority: int = 0,
         lora: LoraRequest | None = None,
         arrival: float | None = None,
+        pools: bool = False,
     ) -> None:
         """Queues a request.
 
@@ -111,6 +112,7 @@ class LLMEngine:
         requests with different ones. `priority`: lower first.
         `lora`: the adapter, loaded on demand. If it cannot be read, an output of `step` has the LoraError.
         `arrival`: start of the request's wait, in seconds of `time.perf_counter`; None: now.
+        `pools`: the output has the prompt's embeddings or scores, for a config with a pooling and `max_tokens` of 0.
 
         Raises InvalidRequestError for a request that can never run: embeddings of a wrong shape, a prompt or answer
         beyond the context, tokens outside the vocabulary, or an invalid grammar. Raises ValueError for a `request_id`
@@ -129,8 +131,9 @@ class LLMEngine:
         check_spans(layout, self._runner.max_span_tokens)
         shares_prefix = self._config.prefix_caching and layout.is_prefix_cacheable
         root = shared_root(cache_salt, prompt_salt, lora) if shares_prefix else private_root()
+        pooled_from = self._first_pooled(num_prompt_tokens) if pools else None
         if source is not None:
-            check_scoring(source, params)
+            check_scoring(source, params, pools=pools)
             root = states_root(root, source, items)
             for item in items:
                 item.positions = ()
@@ -149,6 +152,7 @@ class LLMEngine:
                 parent=first,
                 prefix_root=root,
                 num_prompt_logprobs=params.prompt_logprobs if first is None else None,
+                pooled_from=pooled_from,
                 tenant=cache_salt,
                 priority=priority,
                 lora=lora,
@@ -165,6 +169,10 @@ class LLMEngine:
             self._scheduler.add(sequence)
         self._answers.requests[request_id] = request
         self._is_stalled = False
+
+    def _first_pooled(self, num_prompt_tokens: int) -> int:
+        assert self._runner.pooler is not None, "the config has a pooling"
+        return self._runner.pooler.first_position(num_prompt_tokens)
 
     def _lookup_of(self, sequence: Sequence) -> PromptLookup | None:
         """Returns what guesses a sequence's tokens. By default none with an adapter, whose products round differently

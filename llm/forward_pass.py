@@ -48,7 +48,7 @@ class ForwardPass:
             with self._lora_layers.of(step.row_slots):
                 return self.run_layers(step, attention)
         if self.fused is not None and isinstance(attention, KernelStep):
-            return self.run_fused(self.fused, step, attention, wants_all_hidden=bool(step.scored))
+            return self.run_fused(self.fused, step, attention, wants_all_hidden=step.reads_hidden)
         return self.run_layers(step, attention)
 
     def run_fused(

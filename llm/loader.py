@@ -63,7 +63,7 @@ def load_language_half(
             config=hf_config,
             revision=config.revision,
             dtype=getattr(torch, config.dtype),
-            attn_implementation=ATTENTION_NAME if text_config is hf_config else {"text_config": ATTENTION_NAME},
+            attn_implementation=_paged_in(hf_config, text_config),
         )
     except KeyError as error:
         # Some classes look up attention layers in a table of their own, not in transformers' registry.
@@ -75,6 +75,15 @@ def load_language_half(
     if group is None:  # ranks are not in step yet
         family = with_plain_head(family, model)
     return model.to(config.device).requires_grad_(False), family
+
+
+def _paged_in(config: PreTrainedConfig, text_config: PreTrainedConfig) -> Any:
+    """Returns transformers' choice of attention that gives `text_config`, inside `config` or the same, ours."""
+    if config is text_config:
+        return ATTENTION_NAME
+    inner = {name: getattr(config, name, None) for name in config.sub_configs}
+    name = next(name for name, one in inner.items() if one is not None and one.get_text_config() is text_config)
+    return {name: _paged_in(inner[name], text_config)}
 
 
 def load_language_family(hf_config: PreTrainedConfig) -> LanguageFamily:

@@ -28,6 +28,7 @@ from raylens.llm.layer_probe import cache_shapes, probe_layers
 from raylens.llm.layer_types import REFERENCE, has_layers, num_attention_layers
 from raylens.llm.loader import load_language_half
 from raylens.llm.lora.layers import LoraLayers, linear_shapes
+from raylens.llm.pooler import Pooler
 from raylens.llm.prompt_layout import PromptLayout
 from raylens.llm.ranks.lockstep import run_on_all_ranks
 from raylens.llm.ranks.parallel import ProcessGroup
@@ -80,6 +81,7 @@ class ModelRunner:
         self._model, self._family = load_language_half(config, group)
         self._decoder = self._family.find_decoder(self._model)
         self.lora_layers = self._prepare_linear_layers()
+        self.pooler = self._make_pooler()
         text_config = self._model.config.get_text_config()
         self.context_length = default_context_length(text_config, config.max_model_len)
         self.vocab_size: int = text_config.vocab_size
@@ -136,6 +138,12 @@ class ModelRunner:
                 can_record = self._parts.states is None and self._parts.cross is None
                 self._graphs = self._capture_graphs() if can_record else None
                 self._run_first_steps()
+
+    def _make_pooler(self) -> Pooler | None:
+        config = self._config
+        if config.pooling is None:
+            return None
+        return Pooler(config.pooling, self._model, self._family, checkpoint=config.model, revision=config.revision)
 
     def _prepare_linear_layers(self) -> LoraLayers | None:
         """Quantizes and packs linear layers. Returns the layers with adapters, or None if no adapters are served."""
@@ -363,11 +371,17 @@ class ModelRunner:
         """Computes a step on this rank. Every rank calls this."""
         if self._graphs is not None and self._graphs.fits(step):
             _, logits = self._graphs.run(step)
-            return StepOutput(logits, [])
+            return StepOutput(logits)
         step = step.to(self._device)
         run = partial(self.forward, step, self._attention.prepare(step))
         hidden, logits = run() if self._threads is None else self._with_threads(self._threads, step, run)
-        return StepOutput(logits, self.forward.score(hidden, step) if step.scored else [])
+        return StepOutput(logits, self.forward.score(hidden, step) if step.scored else [], self._pool(hidden, step))
+
+    def _pool(self, hidden: torch.Tensor, step: StepInput) -> list[torch.Tensor]:
+        if not step.pooled:
+            return []
+        assert self.pooler is not None, "the engine takes no prompts to be pooled without one"
+        return [self.pooler.part(hidden[start:stop]) for start, stop in step.pooled]
 
     def _with_threads(
         self, threads: StepThreads, step: StepInput, run: Callable[[], tuple[torch.Tensor, torch.Tensor]]

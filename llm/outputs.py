@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import torch
+
 from raylens.llm.lora.request import LoraError
 from raylens.llm.sampling.logprobs import TokenLogprobs
 from raylens.llm.sampling.sampler import SampledToken
@@ -18,7 +20,8 @@ class RequestOutput:
 
     `has_stop_token`: the last of `token_ids` ended the answer and is not part of its text. `logprobs`: one for each of
     `token_ids`, if the request asks for them. `prompt_logprobs`: one for each token of the prompt but the first, on the
-    first output of answer 0. `num_cached_tokens`: the number of prompt tokens found in the prefix cache."""
+    first output of answer 0. `num_cached_tokens`: the number of prompt tokens found in the prefix cache. `pooled`: the
+    vectors or scores of the prompt, float32 (num_rows, size), see `Pooler.result`; None unless they were asked for."""
 
     request_id: str
     index: int
@@ -32,6 +35,7 @@ class RequestOutput:
     has_stop_token: bool
     times: SequenceTimes
     error: InvalidRequestError | LoraError | None = None
+    pooled: torch.Tensor | None = None
 
     @classmethod
     def of(
@@ -42,6 +46,7 @@ class RequestOutput:
         has_stop_token: bool = False,
         prompt_logprobs: Seq[TokenLogprobs] = (),
         error: InvalidRequestError | LoraError | None = None,
+        pooled: torch.Tensor | None = None,
     ) -> "RequestOutput":
         """Returns the output of `sequence`, to which `token` has been appended."""
         return cls(
@@ -57,6 +62,7 @@ class RequestOutput:
             has_stop_token=has_stop_token,
             times=sequence.times,
             error=error,
+            pooled=pooled,
         )
 
 

@@ -64,8 +64,12 @@ def check_embeddings(index: int, placeholder: PlaceholderRange, embeddings: torc
         )
 
 
-def check_scoring(source: CrossSource, params: SamplingParams) -> None:
-    """Raises InvalidRequestError if log-probabilities of tokens that are cross states are asked for."""
+def check_scoring(source: CrossSource, params: SamplingParams, *, pools: bool) -> None:
+    """Raises InvalidRequestError if log-probabilities or hidden states of tokens that are cross states are asked
+    for."""
+    if pools:
+        reason = "the hidden states of this model's decoder do not tell the whole prompt"
+        raise InvalidRequestError(reason, field="input")
     if source.num_states and params.prompt_logprobs is not None:
         reason = "the tokens that this model cross-attends to have no probabilities"
         raise InvalidRequestError(reason, field="prompt_logprobs")

@@ -49,6 +49,14 @@ class ScheduledChunk:
         last = min(self.end, sequence.num_prompt_tokens - 1)
         return range(max(self.start, sequence.num_scored_tokens) - self.start, last - self.start)
 
+    @property
+    def pooled_tokens(self) -> range:
+        """Returns the chunk's tokens, counted from its start, whose hidden states are pooled."""
+        sequence = self.sequence
+        if sequence.pooled_from is None:
+            return range(0)
+        return range(max(self.start, sequence.pooled_from, sequence.num_scored_tokens) - self.start, self.num_tokens)
+
 
 class Scheduler:
     """Divides each step's token budget among sequences. Decoding sequences come first, with one token each, so that no

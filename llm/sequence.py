@@ -69,7 +69,8 @@ class Sequence:
     all answers share its prompt.
     `block_hashes`: hashes of the content of the full blocks, starting from `prefix_root`.
     `num_prompt_logprobs`: the number of likeliest tokens to name at each position of the prompt. None: the prompt is
-    not scored. `num_scored_tokens`: the positions scored so far.
+    not scored. `pooled_from`: the first position of the prompt whose hidden state is pooled. None: none is.
+    `num_scored_tokens`: the positions scored or pooled so far.
     `priority`: lower values go first. `turn`: with several tenants, the number of sequences of the same `tenant` before
     this one.
     `num_found_blocks`: while it waits, the number of blocks of its cached prefix at the last lookup.
@@ -91,6 +92,7 @@ class Sequence:
     parent: "Sequence | None" = None
     prefix_root: bytes = b""
     num_prompt_logprobs: int | None = None
+    pooled_from: int | None = None
     num_scored_tokens: int = 0
     status: SequenceStatus = SequenceStatus.WAITING
     priority: int = 0
@@ -168,8 +170,9 @@ class Sequence:
     @property
     def reuses_prefix(self) -> bool:
         """Returns whether the sequence may reuse cached blocks. Scoring its prompt first needs all logits of the
-        prompt."""
-        return self.num_prompt_logprobs is None or self.num_scored_tokens >= self.num_prompt_tokens - 1
+        prompt, and pooling it may need all hidden states."""
+        is_read = self.num_prompt_logprobs is not None or self.pooled_from == 0
+        return not is_read or self.num_scored_tokens >= self.num_prompt_tokens - 1
 
     @property
     def is_finished(self) -> bool:

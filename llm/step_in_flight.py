@@ -36,6 +36,7 @@ from raylens.llm.sampling.truncation import waits_for_device
 from raylens.llm.scheduler import ScheduledChunk
 from raylens.llm.sequence import Sequence
 from raylens.llm.step_clock import StepClock
+from raylens.llm.step_input import StepOutput
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ class StepInFlight:
     """A launched step.
 
     `chunks`: the first `num_decodes` of them decode. `launched_at`: the start of its scheduling, in seconds of
-    `time.perf_counter`. `is_scored`: whether the host has waited for its log-probabilities of prompts. `logits`: (rows,
+    `time.perf_counter`. `is_scored`: whether the host has waited for its results of prompts. `logits`: (rows,
     vocab), float32, a row for each chunk that samples, followed by a row for each of its guesses; None when not needed.
     `sampling`: the answers that get a token. `tokens`: their tokens, in this order; None: not chosen yet."""
 
@@ -86,15 +87,22 @@ class StepLauncher:
         chosen = None if before is None or before.tokens is None else before.tokens.token_ids
         with self._clock.part("model"):
             result = self._runner.run(chunks, chosen)
-        if is_scored := bool(result.prompt_logprobs):
-            told = iter(result.prompt_logprobs)
-            for chunk in chunks:
-                if scored := chunk.scored_tokens:
-                    self._answers.of(chunk.sequence).prompt_logprobs.extend(islice(told, len(scored)))
-                    chunk.sequence.num_scored_tokens = chunk.start + scored.stop
+        if is_scored := bool(result.prompt_logprobs or result.pooled):
+            self._note_scores(chunks, result)
         for chunk in chunks:
             self._block_manager.note_computed(chunk.sequence, chunk.end)
         return StepInFlight(chunks, num_decodes, self._clock.started, is_scored, result.logits)
+
+    def _note_scores(self, chunks: list[ScheduledChunk], result: StepOutput) -> None:
+        told, pooled = iter(result.prompt_logprobs), iter(result.pooled)
+        for chunk in chunks:
+            answer = self._answers.of(chunk.sequence)
+            if scored := chunk.scored_tokens:
+                answer.prompt_logprobs.extend(islice(told, len(scored)))
+            if taken := chunk.pooled_tokens:
+                answer.pooled.append(next(pooled))
+            if read := scored or taken:
+                chunk.sequence.num_scored_tokens = chunk.start + read.stop
 
     def choose(self, step: StepInFlight) -> None:
         """Launches the choice of the next tokens, also for waiting answers whose masks are ready now."""

@@ -93,6 +93,7 @@ class StepInput:
     span_members: (chunk, index of a bidirectional span, position in the sequence) for each member of a span
     scored: (row, next token of the prompt, number of likeliest tokens to name) for each row of the flattened tokens
     whose logits score the next token
+    pooled: (first row, row after the last) of the flattened tokens of each chunk whose hidden states are pooled
 
     cross: of each chunk with its guesses, for a model with cross states
     states: of each chunk, for a model with recurrent states. Empty: nothing is read or written
@@ -112,10 +113,16 @@ class StepInput:
     prompt_lengths: list[int] = field(default_factory=list)
     span_members: list[tuple[int, int, int]] = field(default_factory=list)
     scored: list[tuple[int, int, int]] = field(default_factory=list)
+    pooled: list[tuple[int, int]] = field(default_factory=list)
     cross: list[CrossChunk] = field(default_factory=list)
     states: list[StateChunk] = field(default_factory=list)
     row_slots: torch.Tensor | None = None
     fed: FedTokens | None = None
+
+    @property
+    def reads_hidden(self) -> bool:
+        """Returns whether hidden states are needed beside the logits."""
+        return bool(self.scored or self.pooled)
 
     @property
     def num_decodes(self) -> int:
@@ -147,10 +154,12 @@ class StepInput:
 
 @dataclass(slots=True)
 class StepOutput:
-    """The logits, float32 (num_sampling, vocab), and the `prompt_logprobs` of all chunks' `scored_tokens`, in order."""
+    """The logits, float32 (num_sampling, vocab), the `prompt_logprobs` of all chunks' `scored_tokens`, in order, and
+    what the pooler made of each chunk's `pooled_tokens`."""
 
     logits: torch.Tensor
-    prompt_logprobs: list[TokenLogprobs]
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    pooled: list[torch.Tensor] = field(default_factory=list)
 
 
 def _sent(embeds: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -272,6 +281,8 @@ class StepBuilder:
                 step.span_members += [(number, index, position) for position in span.members]
         for i in chunk.scored_tokens:
             step.scored.append((row + i, sequence.token_ids[start + i + 1], sequence.num_prompt_logprobs or 0))
+        if pooled := chunk.pooled_tokens:
+            step.pooled.append((row + pooled.start, row + pooled.stop))
         if chunk.samples:
             self._rows[_LOGITS, self._num_logits] = row + chunk.num_tokens - 1
             self._num_logits += 1

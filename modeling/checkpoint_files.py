@@ -1,8 +1,13 @@
-"""Looks at a checkpoint's files before a server starts: a broken one is found within a second."""
+"""Looks at a checkpoint's files: before a server starts, a broken one is found within a second."""
 
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 INDEX_NAME = "model.safetensors.index.json"
 HOW_TO_CONVERT = "`raylens convert safetensors SRC DST` writes a copy as safetensors"
@@ -50,3 +55,43 @@ def _why_unreadable(file: Path, weights: set[str]) -> str | None:
     except (SafetensorError, OSError) as error:
         return f"is cut off or damaged: {error}"
     return f"has no {min(missing)}, and {INDEX_NAME} says so" if missing else None
+
+
+def find_file(model: str, name: str, revision: str | None = None) -> Path | None:
+    """Returns the path of a checkpoint's file, or None if it has no such file. `model`: a folder or a hub id."""
+    from transformers.utils import cached_file
+
+    found = cached_file(
+        model,
+        name,
+        revision=revision,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if found is None else Path(found)
+
+
+def read_json(model: str, name: str, revision: str | None = None) -> Any:
+    """Returns the content of a checkpoint's JSON file, or None if it has no such file. Raises ValueError for another
+    content."""
+    if (file := find_file(model, name, revision)) is None:
+        return None
+    try:
+        return json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{model}: {name} is not JSON: {error}") from error
+
+
+def read_tensors(model: str, folder: str, names: Sequence[str], revision: str | None = None) -> "dict[str, Tensor]":
+    """Returns those of the named tensors that the safetensors files of a checkpoint's folder have. `folder`: empty, or
+    with a slash at its end."""
+    from safetensors import safe_open
+
+    index = read_json(model, f"{folder}{INDEX_NAME}", revision) or {"weight_map": {}}
+    found: dict[str, Tensor] = {}
+    for name in names:
+        file = find_file(model, folder + index["weight_map"].get(name, "model.safetensors"), revision)
+        if file is not None:
+            with safe_open(file, framework="pt") as opened:
+                found |= {name: opened.get_tensor(name)} if name in set(opened.keys()) else {}
+    return found

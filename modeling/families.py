@@ -84,6 +84,12 @@ FAMILIES: dict[str, Family] = {name: Family(why_unserved=reason) for name, reaso
 }
 """The families by `model_type` in a checkpoint's config.json."""
 
+RETRIEVAL = {
+    "colpali": Family("retrieval:COLPALI", "tiles:COLPALI", "retrieval:COLPALI"),
+    "colqwen2": Family("retrieval:COLQWEN2", "qwen2_vl:COLQWEN2", "retrieval:COLQWEN2"),
+}
+"""Families that embed pages and queries, and write no text. See `raylens.modeling.pooling`."""
+
 PARTLY_FOUND = {
     "emu3": Family("emu3:emu3", "chameleon:EMU3", FOUND),
     "ernie4_5_vl_moe": Family(_FOUND_FAMILY.preprocess, _FOUND_FAMILY.encoder, "by_token:ernie4_5_vl_moe"),
@@ -105,7 +111,7 @@ SERVED_FAMILIES = frozenset(name for name, family in FAMILIES.items() if family.
 
 
 def known_to(stage: Stage) -> list[str]:
-    """Returns the `model_type`s that the stage supports, sorted."""
+    """Returns the `model_type`s of generating models that the stage supports, sorted."""
     return sorted(name for name, family in FAMILIES.items() if getattr(family, stage) is not None)
 
 
@@ -124,7 +130,9 @@ def is_found(model_type: str) -> bool:
 def load_family(stage: Stage, model_type: str) -> Any:
     """Imports and returns the stage's declaration of a family, or the function that finds it. Raises ValueError for an
     unsupported family."""
-    row = PARTLY_FOUND.get(model_type, _FOUND_FAMILY) if is_found(model_type) else FAMILIES.get(model_type)
+    row = (
+        PARTLY_FOUND.get(model_type, _FOUND_FAMILY) if is_found(model_type) else (FAMILIES | RETRIEVAL).get(model_type)
+    )
     place: str | None = None if row is None else getattr(row, stage)
     if place is None:
         raise ValueError(f"model_type {model_type!r} is not supported, only {known_to(stage)}")

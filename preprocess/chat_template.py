@@ -16,7 +16,7 @@ from transformers.utils.chat_template_utils import (
 )
 
 from raylens.preprocess import thought_formats
-from raylens.preprocess.message_contents import MessageContents, Placeholder, probe_contents
+from raylens.preprocess.message_contents import MessageContents, Placeholder, probe_contents, writes_pairs
 from raylens.preprocess.models.family import HFProcessor
 from raylens.preprocess.schema import (
     ChatPrompt,
@@ -50,18 +50,20 @@ MAX_SECONDS = 5.0
 class ChatFormats:
     """What replaces the checkpoint's own; None: nothing does.
 
-    `template`: of Jinja. `tool_call_parser`, `reasoning_parser`: name the formats of tool calls and of thoughts."""
+    `template`: of Jinja. `tool_call_parser`, `reasoning_parser`: name the formats of tool calls and of thoughts.
+    `takes_templates`: whether a request may bring a template of its own."""
 
     template: str | None = None
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    takes_templates: bool = False
 
 
 OWN_FORMATS = ChatFormats()
 
 
 class ChatTemplate:
-    """The chat template of one model, if the model has one. Clients cannot supply templates."""
+    """The chat template of one model, if the model has one, or a request's own."""
 
     def __init__(
         self,
@@ -76,6 +78,7 @@ class ChatTemplate:
         self._processor = processor
         self._template = formats.template or processor.chat_template or hf_tokenizer.chat_template or otherwise
         self.tool_calls: ToolCallFormat | None = None
+        self.takes_pairs = False
         self._has_text_arguments = False
         response_template = getattr(hf_tokenizer, "response_template", None)
         self.thoughts = (
@@ -90,6 +93,9 @@ class ChatTemplate:
             self._reserved = _RESERVED_VARIABLES | hf_tokenizer.special_tokens_map.keys()
             self._control_tokens, _ = _get_control_token_patterns(hf_tokenizer._get_control_tokens(self._template))
             self._contents = self._probed_contents(placeholders or {})
+            # A template that writes messages of any role is not made for pairs.
+            if "query" in self._template:
+                self.takes_pairs = writes_pairs(self._rendered_probe, self._contents)
             if "tools" in self._variables:
                 self.tool_calls, self._has_text_arguments = self._detected_calls(hf_tokenizer, formats)
 

@@ -19,11 +19,17 @@ _TEXT_PART = {"type": "text", "text": _SAID, "unseen": _UNSEEN}
 """A template that reads the part writes its text alone; a template that prints the part writes both."""
 _CALL_ID = "zqcall123"  # Mistral's templates require nine letters and digits
 _ROLES = ("user", "system", "assistant", "tool")
+_PAIR_ROLES = ("query", "document")
+"""Of the two messages that a reranker's template writes."""
 _USER: Message = {"role": "user", "content": "zquser"}
 _CALLER: Message = {
     "role": "assistant",
     "tool_calls": [{"id": _CALL_ID, "type": "function", "function": {"name": "zqname", "arguments": {}}}],
 }
+
+
+_QUERY: Message = {"role": "query", "content": "zqquery"}
+_DOCUMENT: Message = {"role": "document", "content": "zqdocument"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,24 +101,30 @@ class MessageContents:
 def probe_contents(render: Render, placeholders: Mapping[str, Placeholder]) -> MessageContents:
     """Returns the forms that the template expects. A text stays a text if the template accepts both forms or none."""
     found = MessageContents(placeholders)
-    for role in _ROLES:
+    for role in (*_ROLES, *_PAIR_ROLES):
         if not _is_said(render(_around(found, role, _SAID))) and _is_said(render(_around(found, role, [_TEXT_PART]))):
             found = replace(found, list_roles=found.list_roles | {role})
         if role == "assistant":
             found = replace(found, needs_content=not render(found.formed([_USER, _CALLER])))
     written = set()
-    for role, (modality, placeholder) in product(_ROLES, placeholders.items()):
+    for role, (modality, placeholder) in product((*_ROLES, *_PAIR_ROLES), placeholders.items()):
         text = render(_around(found, role, [{"type": modality}, _TEXT_PART]))
         if _is_said(text) and placeholder.needed in text:
             written.add((role, modality))
     return replace(found, written=frozenset(written))
 
 
+def writes_pairs(render: Render, contents: MessageContents) -> bool:
+    """Returns whether the template writes the messages of a pair, a query and a document."""
+    text = render(contents.formed([_QUERY, _DOCUMENT]))
+    return all(str(message["content"]) in text for message in (_QUERY, _DOCUMENT))
+
+
 def _around(found: MessageContents, role: str, content: Any) -> list[Message]:
     """Returns a conversation with `content` unchanged in the message of `role`. Other messages have the forms found so
     far."""
-    before = {"user": [], "system": [], "assistant": [_USER], "tool": [_USER, _CALLER]}[role]
-    after = {"user": [], "system": [_USER], "assistant": [_USER], "tool": []}[role]
+    before = {"assistant": [_USER], "tool": [_USER, _CALLER], "document": [_QUERY]}.get(role, [])
+    after = {"system": [_USER], "assistant": [_USER], "query": [_DOCUMENT]}.get(role, [])
     message: Message = {"role": role, "content": content}
     if role == "tool":
         message["tool_call_id"] = _CALL_ID

@@ -12,12 +12,14 @@ from transformers import PreTrainedConfig
 from raylens.modeling.context_length import default_context_length
 from raylens.modeling.families import family_of
 from raylens.modeling.model_configs import load_model_config
+from raylens.modeling.pooling import NO_SETTINGS, PoolingSettings, find_pooling
 from raylens.preprocess.chat_template import OWN_FORMATS, ChatFormats
 from raylens.preprocess.hf_processor import ImageBackend, load_processor
 from raylens.preprocess.interleaved_pixels import keep_pixels_interleaved
 from raylens.preprocess.items import ItemProcessor
 from raylens.preprocess.media import DEFAULT_VIDEO_FRAMES, MediaLimits
 from raylens.preprocess.models.family import ProcessorFamily
+from raylens.preprocess.pooled_inputs import read_input_form
 from raylens.preprocess.prompt_tokenizer import PromptTokenizer
 from raylens.preprocess.prompts import PromptRenderer
 from raylens.preprocess.vision_plugins.registry import VisionPluginChoice, find_plugin
@@ -42,6 +44,7 @@ class ProcessorConfig:
     limits: MediaLimits = field(default_factory=MediaLimits)
     vision_plugin: VisionPluginChoice | None = None
     chat: ChatFormats = OWN_FORMATS
+    pooling: PoolingSettings = NO_SETTINGS
 
 
 class MultiModalProcessor:
@@ -76,7 +79,9 @@ class MultiModalProcessor:
             vocab_size=max(len(prompt_tokenizer), text_config.vocab_size),
             max_model_len=self.max_model_len,
             formats=config.chat,
+            input_form=read_input_form(config.model, config.revision),
         )
+        self.pooling = find_pooling(hf_config, prompt_tokenizer, config.model, config.revision, config.pooling)
         self.identity = self.items.identity(f"{config.model}@{config.revision}")
 
 

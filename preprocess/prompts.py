@@ -4,20 +4,25 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from jinja2.exceptions import TemplateError
 
 from raylens.preprocess import schema
 from raylens.preprocess.chat_template import OWN_FORMATS, ChatFormats, ChatTemplate
 from raylens.preprocess.message_contents import Placeholder
 from raylens.preprocess.models.family import HFProcessor, ProcessorFamily
+from raylens.preprocess.pooled_inputs import PLAIN, InputForm, PooledInputs
 from raylens.preprocess.prompt_tokenizer import PromptTokenizer, TokenIds
 from raylens.preprocess.prompt_truncation import Extent, truncate_left
 from raylens.preprocess.prompt_updates import PromptReplacement, PromptRules, PromptUpdate, apply_updates
 
 _START_TAG_TOKENS = 16
 """The most tokens at the end of a prompt that make up the start tag of thoughts."""
+_KEPT_TEMPLATES = 8
+"""Templates of requests, whose forms need not be found again."""
 _MAX_CUT_CONTEXTS = 16
 """The length limit of a prompt to be truncated, in contexts: the part that is cut off is tokenised, too."""
 
@@ -35,6 +40,7 @@ class PromptRenderer:
         vocab_size: int,
         max_model_len: int,
         formats: ChatFormats = OWN_FORMATS,
+        input_form: InputForm = PLAIN,
     ) -> None:
         self._processor = processor
         self._family = family
@@ -55,7 +61,16 @@ class PromptRenderer:
         self._template = ChatTemplate(
             processor, hf_tokenizer, self._placeholders, otherwise=family.chat_template, formats=formats
         )
+        self._formats = formats
+        self._templates_of_requests = lru_cache(maxsize=_KEPT_TEMPLATES)(self._template_of_request)
         self.tool_calls = self._template.tool_calls
+        self._inputs = PooledInputs(
+            input_form,
+            lambda modality: self._placeholders[modality].text,
+            takes_pairs=self._template.takes_pairs,
+            frames=family.input_frames,
+            processor=processor,
+        )
 
     def render(
         self,
@@ -72,6 +87,9 @@ class PromptRenderer:
         left. Raises InvalidRequestError if placeholders and items do not match, or if the context has no room left for
         an answer."""
         started = time.perf_counter()
+        given = prompt
+        if isinstance(prompt, schema.PooledPrompt):
+            prompt = self._inputs.prompt(prompt)
         limit = None if truncation is None else self._limit(truncation)
         try:
             ids, placeholders = self._expand(prompt, items, is_cut=limit is not None)
@@ -87,7 +105,7 @@ class PromptRenderer:
             if num_positions >= self._max_model_len:
                 raise self._no_room(num_positions)
         except schema.InvalidRequestError as error:
-            raise _of_prompt(error, prompt) from None
+            raise _of_prompt(error, given) from None
         if (shown := self._family.placeholder_id) is not None:
             ids[np.isin(ids, self._embed_ids)] = shown
         # So far only the items within each modality are in prompt order.
@@ -109,8 +127,8 @@ class PromptRenderer:
 
     def _thoughts_behind(self, prompt: schema.Prompt, ids: TokenIds) -> schema.ThoughtFormat | None:
         """Returns the form of the thoughts that may come before the answer to a prompt. `ids`: of the prompt."""
-        thoughts = self._template.thoughts
         is_asked = isinstance(prompt, schema.ChatPrompt) and prompt.add_generation_prompt
+        thoughts = self._template_for(prompt).thoughts if isinstance(prompt, schema.ChatPrompt) else None
         # A template that turns thinking off writes empty thoughts.
         return thoughts if is_asked and thoughts is not None and not self._ends_with(ids, thoughts.end) else None
 
@@ -154,8 +172,9 @@ class PromptRenderer:
                 text = self._plain_text(prompt, has_items=has_items)
                 self._check_length(len(text), is_cut=is_cut)
                 return self._tokenizer.encode(self._rewritten(text), add_special_tokens=add_special_tokens)
+            assert isinstance(prompt, schema.ChatPrompt), "render has given a pooled prompt its form"
             self._check_length(prompt.num_chars, is_cut=is_cut)
-            text = self._rewritten(self._template.fill(prompt))
+            text = self._rewritten(self._filled(prompt))
             self._check_length(len(text), is_cut=is_cut)
             bos = self._hf_tokenizer.bos_token
             adds_now = add_special_tokens and not (bos and text.startswith(bos))
@@ -166,6 +185,31 @@ class PromptRenderer:
         except (TypeError, ValueError) as error:
             reason = "the text cannot be tokenised"
             raise schema.InvalidRequestError(reason, field="prompt", code="invalid_text") from error
+
+    def _filled(self, prompt: schema.ChatPrompt) -> str:
+        try:
+            return self._template_for(prompt).fill(prompt)
+        except schema.ChatTemplateError as error:
+            if prompt.template is None:
+                raise
+            raise schema.InvalidRequestError(str(error), field="chat_template") from error
+
+    def _template_for(self, prompt: schema.ChatPrompt) -> ChatTemplate:
+        """Raises InvalidRequestError for a template of the request that is not allowed, or not one."""
+        if prompt.template is None:
+            return self._template
+        if not self._formats.takes_templates:
+            reason = "this server takes no templates of requests (chat.trust_request_template is false)"
+            raise schema.InvalidRequestError(reason, field="chat_template", code="not_implemented")
+        return self._templates_of_requests(prompt.template)
+
+    def _template_of_request(self, template: str) -> ChatTemplate:
+        formats = replace(self._formats, template=template)
+        try:
+            return ChatTemplate(self._processor, self._hf_tokenizer, self._placeholders, formats=formats)
+        except TemplateError as error:
+            reason = f"is not a template of Jinja: {error.message or type(error).__name__}"
+            raise schema.InvalidRequestError(reason, field="chat_template") from error
 
     def _placeholder(self, modality: str, update: PromptUpdate) -> Placeholder:
         # With an insertion, items have no placeholder in the text.
@@ -283,9 +327,10 @@ class PromptRenderer:
 
 def _of_prompt(error: schema.InvalidRequestError, prompt: schema.Prompt) -> schema.InvalidRequestError:
     """Returns the error with the client's name of the prompt as its field, unless it concerns another field."""
-    if error.field.partition(".")[0] in ("tools", "chat_template_kwargs", "continue_final_message"):
+    if error.field.partition(".")[0] in ("tools", "chat_template", "chat_template_kwargs", "continue_final_message"):
         return error
-    return error.for_field("messages" if isinstance(prompt, schema.ChatPrompt) else "prompt")
+    names = {schema.ChatPrompt: "messages", schema.PooledPrompt: "input"}
+    return error.for_field(names.get(type(prompt), "prompt"))
 
 
 def _behind(ids: TokenIds, expansion: schema.ItemExpansion) -> schema.ItemExpansion:

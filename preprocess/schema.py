@@ -77,19 +77,20 @@ class ChatPrompt:
 
     `tools`: functions that the model may call, in OpenAI's form. `template_kwargs`: variables of the chat template.
     `add_generation_prompt`: the prompt ends with the start of an answer. `continue_final_message`: the prompt ends
-    within the last message. The two exclude each other."""
+    within the last message. The two exclude each other. `template`: the client's own, in place of the model's."""
 
     messages: list[Message]
     tools: list[dict[str, Any]] = field(default_factory=list)
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    template: str | None = None
 
     @property
     def num_chars(self) -> int:
         """The number of characters of all its texts, including tools, tool calls and variables. Each message counts as
         one more character, because templates add text to each."""
-        count = len(self.messages)
+        count = len(self.messages) + len(self.template or "")
         values: list[Any] = [*self.messages, *self.tools, self.template_kwargs]
         while values:
             value = values.pop()
@@ -124,7 +125,25 @@ class InterleavedPrompt:
     parts: list[str | None]
 
 
-Prompt: TypeAlias = ChatPrompt | TextPrompt | TokensPrompt | InterleavedPrompt
+@dataclass(frozen=True, slots=True)
+class PooledPrompt:
+    """An input to be embedded, classified or, with a `query`, scored for it. The model's own form goes around it.
+
+    `content` and `query`: parts, as of a Message; items of the query come first. `purpose`: `query` or `document`, for
+    a model that tells them apart. `instruction`: replaces the model's own."""
+
+    content: list[dict[str, str]]
+    query: list[dict[str, str]] | None = None
+    purpose: str | None = None
+    instruction: str | None = None
+
+    @property
+    def num_chars(self) -> int:
+        parts = [*self.content, *(self.query or ())]
+        return len(self.instruction or "") + sum(len(part.get("text", "")) for part in parts)
+
+
+Prompt: TypeAlias = ChatPrompt | TextPrompt | TokensPrompt | InterleavedPrompt | PooledPrompt
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,10 +65,12 @@ _PARTS = ("Ray 2.60:", "Needed:", "Test:", "Way back:")
 """What the docstring of each file in ray_internals tells, in this order."""
 _TORCHVISION = "modeling.torchvision_build"
 _WITHOUT_WEIGHTS = (
+    "modeling.checkpoint_files",
     "modeling.context_length",
     "modeling.families",
     "modeling.found_model",
     "modeling.model_configs",
+    "modeling.pooling",
     "modeling.wemm_config",
     _TORCHVISION,
 )

@@ -49,7 +49,6 @@ class ChatCompletionRequest(GenerationFields, TemplateFields, ToolFields):
     best_of: NotDone = None
     echo: NotDone = None
     documents: NotDone = None
-    chat_template: NotDone = None
     add_special_tokens: NotDone = None
 
     @model_validator(mode="after")

@@ -1,7 +1,7 @@
 """`POST /v1/completions`: prompts as text or token ids, with media beside them or in the text."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -17,6 +17,8 @@ from raylens.preprocess.schema import InvalidRequestError, Prompt
 class CompletionRequest(GenerationFields, PromptMedia):
     """`echo` puts the prompt's text before each answer's. With `logprobs`, each answer then has those of the prompt,
     too."""
+
+    most_at_once: ClassVar[int] = bounds.MAX_N
 
     prompt: Prompts
     max_tokens: int | None = Field(16, ge=0, description="null: as many as the context has room for")

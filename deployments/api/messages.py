@@ -11,6 +11,8 @@ from raylens.deployments.api.wire import Accepted, Name, NotDone, OptionName, Wi
 from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.preprocess.schema import ChatPrompt, Message
 
+_MAX_TEMPLATE_CHARS = 2**16
+
 Parts = Annotated[list[ContentPart], Field(max_length=10_000, fail_fast=True)]
 
 
@@ -73,6 +75,9 @@ class TemplateFields(WireModel):
     chat_template_kwargs: Annotated[dict[OptionName, Any], at_most(16)] | None = Field(
         None, description="variables of the model's chat template, e.g. enable_thinking"
     )
+    chat_template: Annotated[str, Field(max_length=_MAX_TEMPLATE_CHARS)] | None = Field(
+        None, description="a Jinja template in place of the model's, if the server allows it"
+    )
     add_generation_prompt: bool | None = Field(None, description="begin the answer; else the last message goes on")
     continue_final_message: bool = Field(False, description="the answer goes on in the last message")
 
@@ -91,6 +96,7 @@ class TemplateFields(WireModel):
             template_kwargs=_effort_variables(effort) | (self.chat_template_kwargs or {}),
             add_generation_prompt=begins,
             continue_final_message=self.continue_final_message,
+            template=self.chat_template,
         )
 
     def chat_and_media(

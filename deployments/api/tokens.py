@@ -5,8 +5,8 @@ from typing import Self
 from pydantic import BaseModel, Field, model_validator
 
 from raylens.deployments.api.content import TextPart
-from raylens.deployments.api.generation import MediaFields
 from raylens.deployments.api.messages import Messages, TemplateFields
+from raylens.deployments.api.prompt_fields import MediaFields
 from raylens.deployments.api.prompts import PlainPrompt, PromptMedia, TokenIds, prompt_and_media
 from raylens.deployments.api.wire import RequestBody
 from raylens.deployments.pipeline.media_source import MediaSource

@@ -51,7 +51,7 @@ class RequestAccount:
     def add(self, piece: GeneratedText) -> None:
         """Counts a piece that is about to be sent. Raises StageFailedError if the piece reports an engine failure."""
         now = time.perf_counter()
-        if self._first_token is None:
+        if self._first_token is None and not piece.pooled:
             self._first_token = now
             self._metrics.times.time_to_first_token.observe(now - self._arrival, **self._kind())
         self._count(piece)
@@ -160,7 +160,7 @@ class RequestAccount:
         per_token = decode_seconds / num_gaps if num_gaps > 0 else 0.0
         if num_gaps > 0:
             metrics.times.time_per_output_token.observe(per_token, model=model)
-        is_fast = per_token <= self._goals.slo_time_per_output_token_s
+        is_fast = self._first_token is not None and per_token <= self._goals.slo_time_per_output_token_s
         if is_fast and self.time_to_first_token <= self._goals.slo_time_to_first_token_s:
             metrics.requests_within_slo.inc(model=model)
         for stage, stage_seconds in seconds.items():

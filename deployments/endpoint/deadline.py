@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from starlette.datastructures import Headers
 
-from raylens.deployments.api.generation import MAX_TIMEOUT_S
+from raylens.deployments.api.prompt_fields import MAX_TIMEOUT_S
 from raylens.preprocess.schema import InvalidRequestError
 
 ResultT = TypeVar("ResultT")

@@ -22,12 +22,14 @@ from raylens.deployments.endpoint.background import BackgroundJobs
 from raylens.deployments.endpoint.errors import ERROR_RESPONSES, add_error_handlers
 from raylens.deployments.endpoint.file_routes import FileRoutes
 from raylens.deployments.endpoint.gate import Gate
+from raylens.deployments.endpoint.generation import Generations
 from raylens.deployments.endpoint.generation_routes import GenerationRoutes
 from raylens.deployments.endpoint.health import StageMonitor
 from raylens.deployments.endpoint.json_route import JsonRoute
 from raylens.deployments.endpoint.metrics_export import export_metrics
 from raylens.deployments.endpoint.operator_routes import OperatorRoutes
 from raylens.deployments.endpoint.page_route import CHAT_PAGE, examples, page
+from raylens.deployments.endpoint.pooling_routes import PoolingRoutes
 from raylens.deployments.endpoint.served_models import ModelRoute, ServedModels
 from raylens.deployments.endpoint.stored_responses import ResponseStore
 from raylens.deployments.endpoint.token_routes import TokenRoutes
@@ -115,7 +117,9 @@ class Ingress(Replica):
         timeout_s = config.ingress.first_token_timeout_s
         self._admission = Admission(config.admission, self._metrics.count_rejection)
         self._jobs = BackgroundJobs(self._stored.shared, self._admission, self._open_requests)
-        GenerationRoutes(self._models, self._metrics, config.metrics, timeout_s, self._stored, self._jobs).add_to(api)
+        generations = Generations(self._models, self._metrics, config.metrics, timeout_s)
+        GenerationRoutes(generations, self._stored, self._jobs).add_to(api)
+        PoolingRoutes(generations).add_to(api)
         TokenRoutes(self._models, self._stored).add_to(api)
         FileRoutes(self._uploads).add_to(api)
         self._stored.add_to(api)

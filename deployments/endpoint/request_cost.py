@@ -46,12 +46,13 @@ RESOURCES = tuple(one.name for one in fields(RequestCost))
 _amounts = attrgetter(*RESOURCES)  # dataclasses.astuple is almost 30 times slower
 
 
-def cost_of(requests: Sequence[PipelineRequest], max_model_len: int) -> RequestCost:
+def cost_of(requests: Sequence[PipelineRequest], max_model_len: int, *, at_once: int = 1) -> RequestCost:
     """Returns the cost of a client's request, without the media behind its URLs. An answer counts at most
-    `max_model_len` tokens, because the engine refuses a longer one with a message."""
+    `max_model_len` tokens, because the engine refuses a longer one with a message. `at_once`: the most prompts in work
+    together."""
     pixels = sum(source.num_pixels for request in requests for source in request.media)
     tokens = sum(_num_tokens(request, max_model_len) for request in requests)
-    return RequestCost(requests=len(requests), pixels=pixels, tokens=tokens)
+    return RequestCost(requests=min(len(requests), at_once), pixels=pixels, tokens=tokens)
 
 
 def cost_of_text(num_chars: int) -> RequestCost:

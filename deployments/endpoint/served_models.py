@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from raylens.deployments.api.generation import MediaFields
 from raylens.deployments.api.models import Health, ModelCard
+from raylens.deployments.api.prompt_fields import MediaFields
 from raylens.deployments.endpoint.call import ApiCall
 from raylens.deployments.endpoint.health import StageMonitor
 from raylens.deployments.endpoint.request_cost import RequestCost, data_url_pixels
@@ -16,6 +16,7 @@ from raylens.deployments.pipeline.pipeline import Pipeline
 from raylens.deployments.pipeline.pipeline_request import PipelineRequest
 from raylens.deployments.stages.stage_calls import StageUnavailableError
 from raylens.llm.sampling.params import SamplingParams
+from raylens.modeling.pooling import Pooling
 from raylens.preprocess.media import MediaLimits
 from raylens.preprocess.schema import InvalidRequestError, ProcessorIdentity, Prompt
 from raylens.preprocess.tool_calls.formats import ToolCallFormat
@@ -43,6 +44,18 @@ class ModelRoute:
     @property
     def tool_calls(self) -> ToolCallFormat | None:
         return None if self.monitor.served is None else self.monitor.served.tool_calls
+
+    @property
+    def pooling(self) -> Pooling | None:
+        """What the model makes of prompts to be embedded or scored. Raises like `ready_processor`."""
+        self.ready_processor()
+        return None if self.monitor.served is None else self.monitor.served.pooling
+
+    def check_generates(self) -> None:
+        """Raises InvalidRequestError for a model that writes no text."""
+        if (pooling := self.pooling) is not None and not pooling.generates:
+            reason = f"{self.name!r} writes no text: it answers /v1/embeddings, /v1/rerank, /v1/score or /classify"
+            raise InvalidRequestError(reason, field="model")
 
     @property
     def max_model_len(self) -> int:

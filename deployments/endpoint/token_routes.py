@@ -7,7 +7,8 @@ from fastapi import FastAPI
 
 from raylens.deployments.api import tokens
 from raylens.deployments.api.anthropic import ConversationFields, CountedTokens
-from raylens.deployments.api.generation import AnyGenerationFields, MediaFields
+from raylens.deployments.api.generation import AnyGenerationFields
+from raylens.deployments.api.prompt_fields import MediaFields
 from raylens.deployments.api.responses import InputTokens, ResponsesRequest
 from raylens.deployments.endpoint.call import ApiCall, HttpCall
 from raylens.deployments.endpoint.errors import ANTHROPIC_ERROR_RESPONSES, ANTHROPIC_PATH, ERROR_RESPONSES

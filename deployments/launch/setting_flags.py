@@ -28,6 +28,7 @@ FLAGS: Mapping[str, str] = {
     "chat_template": "chat.template",
     "tool_call_parser": "chat.tool_call_parser",
     "reasoning_parser": "chat.reasoning_parser",
+    "trust_request_chat_template": "chat.trust_request_template",
 }
 """The setting that each flag changes. Flags have vLLM's names where vLLM has one."""
 
@@ -53,6 +54,8 @@ def add_arguments(serve: argparse.ArgumentParser) -> None:
     add("--chat-template", metavar="FILE", help="Jinja chat template (default: the model's)")
     add("--tool-call-parser", metavar="NAME", help="format of tool calls (default: found by the chat template)")
     add("--reasoning-parser", metavar="NAME", help="tags of thoughts (default: found by the chat template)")
+    trust_help = "let requests bring a chat template"
+    add("--trust-request-chat-template", action="store_const", const=True, help=trust_help)
     set_help = "any setting of serve.yaml, repeatable, e.g. --set generate.num_gpus=1; VALUE: YAML, or 16k, 1m, 2G"
     add("--set", action="append", default=[], type=_assignment, metavar="NAME=VALUE", help=set_help)
 

@@ -14,7 +14,10 @@ SLICE_BYTES = 2**15
 _MARKS = (b'"', b"\\", b",", b"[", b"{")
 _NUMBER_DIGITS = 8  # hexadecimal, of a stretch in its mark
 _LONGEST_ESCAPE = 5  # bytes of "\\uXXXX" behind its backslash
-_BODIES_OF_MEDIA = frozenset({"messages", "input", "prompt", "multi_modal_data"})
+_BODIES_OF_MEDIA = frozenset(
+    {"messages", "input", "prompt", "multi_modal_data"}
+    | {"query", "queries", "documents", "items", "text_1", "text_2", "data_1", "data_2"}
+)
 _MEDIA_KEYS = frozenset(
     {"url", "image_url", "video_url", "audio_url", "image_embeds", "image", "video", "audio"}
     | {"data"}  # of input_audio

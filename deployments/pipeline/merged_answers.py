@@ -21,10 +21,11 @@ class Answers(Protocol):
 
 class MergedAnswers:
     """The pieces of all `parts`, which it closes. Answer i to prompt p gets the index p * num_answers + i. The first
-    failure ends all parts."""
+    failure ends all parts. `at_once`: the most parts in work together."""
 
-    def __init__(self, parts: Sequence[Answers], *, num_answers: int) -> None:
+    def __init__(self, parts: Sequence[Answers], *, num_answers: int, at_once: int) -> None:
         self._num_answers = num_answers
+        self._room = asyncio.Semaphore(at_once)
         self._ready: asyncio.Queue[list[GeneratedText]] = asyncio.Queue()
         self._work = asyncio.create_task(all_or_none([self._pass_on(*one) for one in enumerate(parts)]))
         self._work.add_done_callback(lambda _: self._ready.put_nowait([]))
@@ -41,8 +42,9 @@ class MergedAnswers:
 
     async def _pass_on(self, number: int, part: Answers) -> None:
         try:
-            while pieces := await part.next():
-                first = number * self._num_answers
-                self._ready.put_nowait([replace(one, index=first + one.index) for one in pieces])
+            async with self._room:
+                while pieces := await part.next():
+                    first = number * self._num_answers
+                    self._ready.put_nowait([replace(one, index=first + one.index) for one in pieces])
         finally:
             await part.aclose()

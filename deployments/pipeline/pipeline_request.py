@@ -8,7 +8,15 @@ from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.deployments.request_context import NO_REQUEST, RequestContext
 from raylens.deployments.wire.stage_messages import DECODE
 from raylens.llm.sampling.params import SamplingParams
-from raylens.preprocess.schema import ChatPrompt, InterleavedPrompt, Prompt, PromptTruncation, StageTime, TextPrompt
+from raylens.preprocess.schema import (
+    ChatPrompt,
+    InterleavedPrompt,
+    PooledPrompt,
+    Prompt,
+    PromptTruncation,
+    StageTime,
+    TextPrompt,
+)
 
 CHARS_PER_TOKEN = 4
 """Approximate characters of text in one token."""
@@ -49,7 +57,8 @@ class PipelineRequest:
     settings for videos only. `cache_salt`: requests with different salts share neither items nor prefixes.
     `prompt_salt`: requests with different ones share no prefixes. `cache_key`: requests with the same key go to the
     same replica of Generate. `adapter`: the name of the answering LoRA adapter, if any. `priority`: lower values go
-    first. `returns_prompt_ids`: whether `trace` gets the ids of the prompt's tokens. `on_fetched`: gets the bytes and
+    first. `returns_prompt_ids`: whether `trace` gets the ids of the prompt's tokens. `pools`: the answer is the
+    prompt's embeddings or scores. `on_fetched`: gets the bytes and
     the pixels of each fetched item; its error ends the request."""
 
     request_id: str
@@ -65,6 +74,7 @@ class PipelineRequest:
     priority: int = 0
     truncation: PromptTruncation | None = None
     returns_prompt_ids: bool = False
+    pools: bool = False
     on_fetched: Callable[[int, int], None] = lambda num_bytes, num_pixels: None
     context: RequestContext = NO_REQUEST
     trace: RequestTrace = field(default_factory=RequestTrace)
@@ -99,7 +109,7 @@ class PipelineRequest:
 
 def estimated_tokens(prompt: Prompt) -> int:
     """Estimates the prompt's tokens, without those of its items."""
-    if isinstance(prompt, ChatPrompt):
+    if isinstance(prompt, ChatPrompt | PooledPrompt):
         num_chars = prompt.num_chars
     elif isinstance(prompt, TextPrompt):
         num_chars = len(prompt.text)

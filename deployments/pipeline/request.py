@@ -215,6 +215,7 @@ class Request:
             prompt_salt=wanted.prompt_salt,
             priority=wanted.priority,
             adapter=wanted.adapter,
+            pools=wanted.pools,
         )
 
         def start(address: PieceAddress) -> DeploymentResponse[None]:

@@ -6,7 +6,16 @@ from hashlib import blake2b
 from typing import Any
 
 from raylens.deployments.routing.prefix_router import PromptAffinity
-from raylens.preprocess.schema import ChatPrompt, InterleavedPrompt, Message, Prompt, TextPrompt, parts_of
+from raylens.preprocess.schema import (
+    ChatPrompt,
+    InterleavedPrompt,
+    Message,
+    PooledPrompt,
+    Prompt,
+    TextPrompt,
+    TokensPrompt,
+    parts_of,
+)
 
 _MARK_BYTES = 256
 _MOST_MARKS = 64
@@ -44,8 +53,8 @@ def _parts(prompt: Prompt, mm_hashes: Sequence[str]) -> Iterator[tuple[bytes, bo
     """Yields the prompt in pieces, an item as its hash, each with whether it ends a user's turn."""
     hashes = iter(mm_hashes)
     if isinstance(prompt, ChatPrompt):
-        if prompt.tools or prompt.template_kwargs:
-            yield _encoded(json.dumps([prompt.tools, prompt.template_kwargs])), False
+        if prompt.tools or prompt.template_kwargs or prompt.template:
+            yield _encoded(json.dumps([prompt.tools, prompt.template_kwargs, prompt.template])), False
         for message in prompt.messages:
             yield from ((part, False) for part in _parts_of(message, hashes))
             yield b"\n", message["role"] == "user"
@@ -55,8 +64,15 @@ def _parts(prompt: Prompt, mm_hashes: Sequence[str]) -> Iterator[tuple[bytes, bo
     else:
         # Only the processor knows the items' positions in the prompt.
         yield _encoded("".join(hashes)), False
-        text = prompt.text if isinstance(prompt, TextPrompt) else " ".join(map(str, prompt.token_ids))
-        yield _encoded(text), False
+        yield _encoded(_text_of(prompt)), False
+
+
+def _text_of(prompt: TextPrompt | TokensPrompt | PooledPrompt) -> str:
+    if isinstance(prompt, TextPrompt):
+        return prompt.text
+    if isinstance(prompt, TokensPrompt):
+        return " ".join(map(str, prompt.token_ids))
+    return json.dumps([prompt.instruction, prompt.purpose, prompt.query, prompt.content])
 
 
 def _parts_of(message: Message, hashes: Iterator[str]) -> Iterator[bytes]:

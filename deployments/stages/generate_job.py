@@ -16,7 +16,7 @@ class GenerateJob:
     """`prompt`: Generate renders an unrendered one. A reference is to a prompt that Preprocess renders meanwhile.
     `items`: references to the embeddings of the request's items, in its order. `address`: destination of the answers.
     Jobs of different `cache_salt` (the tenant) or `prompt_salt` share no prefix. Jobs of a lower `priority` run first.
-    `adapter`: a LoRA's name."""
+    `adapter`: a LoRA's name. `pools`: the answer is the prompt's embeddings or scores."""
 
     request_id: str
     prompt: UnrenderedPrompt | ProcessedPrompt | PackedReference
@@ -28,3 +28,4 @@ class GenerateJob:
     prompt_salt: str
     priority: int
     adapter: str | None = None
+    pools: bool = False

@@ -98,6 +98,7 @@ class Generate(Replica):
             max_model_len=config.max_model_len,
             allow_longer_context=config.allow_longer_context,
             largest_item_tokens=_largest_picture_tokens(processor.items),
+            pooling=processor.pooling,
             **asdict(config.generate.engine),
         )
         self._max_num_seqs = engine_config.max_num_seqs
@@ -146,6 +147,7 @@ class Generate(Replica):
                     priority=job.priority,
                     lora=lora,
                     arrival=arrival,
+                    pools=job.pools,
                 ),
                 sender.receive,
                 hand_over.pending(self._engine.set_embeddings),

@@ -21,6 +21,7 @@ from raylens.deployments.stages.item_queue import ItemQueue
 from raylens.deployments.stages.object_contents import received
 from raylens.deployments.wire.stage_messages import Heartbeat, ItemJob, ServedModel
 from raylens.deployments.wire.tensor_wire import PackedItem, PackedTensor
+from raylens.modeling.pooling import PoolingSettings
 from raylens.preprocess import schema
 
 if TYPE_CHECKING:
@@ -114,8 +115,8 @@ class Preprocess(Replica):
 
     async def heartbeat(self) -> Heartbeat:
         own = self._processor
-        served = ServedModel(own.identity, own.max_model_len, own.items.modalities, own.prompts.tool_calls)
-        return Heartbeat(served=served)
+        facts = own.identity, own.max_model_len, own.items.modalities, own.prompts.tool_calls, own.pooling
+        return Heartbeat(served=ServedModel(*facts))
 
     def _report(self) -> None:
         self._metrics.pending_pixels.set(self._pending.amount)
@@ -154,6 +155,7 @@ def load_model_processor(config: AppConfig) -> "MultiModalProcessor":
             limits=config.media.limits,
             vision_plugin=plugin_choice(config),
             chat=_chat_formats(config.chat),
+            pooling=PoolingSettings(config.pooling.type, config.pooling.normalize, config.pooling.score_tokens),
         )
     )
 
@@ -163,7 +165,7 @@ def _chat_formats(chat: ChatConfig) -> "ChatFormats":
     from raylens.preprocess.chat_template import ChatFormats
 
     template = None if chat.template is None else Path(chat.template).read_text()
-    return ChatFormats(template, chat.tool_call_parser, chat.reasoning_parser)
+    return ChatFormats(template, chat.tool_call_parser, chat.reasoning_parser, chat.trust_request_template)
 
 
 def plugin_choice(config: AppConfig) -> "VisionPluginChoice | None":

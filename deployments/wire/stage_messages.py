@@ -9,6 +9,7 @@ from typing import Any
 
 from raylens.deployments.ray_internals.references import PackedReference
 from raylens.deployments.request_context import NO_REQUEST, RequestContext
+from raylens.modeling.pooling import Pooling
 from raylens.preprocess.schema import ItemInfo, ProcessorIdentity, Prompt, PromptTruncation, StageTime
 from raylens.preprocess.tool_calls.formats import ToolCallFormat
 
@@ -19,12 +20,13 @@ DECODE = "decode"
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """The model's facts for the ingress. `max_model_len`: in tokens. `tool_calls`: the format in its answers, None if
-    the chat template supports no tools."""
+    the chat template supports no tools. `pooling`: of prompts to be embedded or scored, None if it only generates."""
 
     processor: ProcessorIdentity
     max_model_len: int
     modalities: tuple[str, ...]
     tool_calls: ToolCallFormat | None
+    pooling: Pooling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +109,8 @@ class ScoredToken:
 class GeneratedText:  # not frozen: creation would take four times as long, once per token
     """A piece of answer `index` of a request. `thought`: the part of its text before the answer's own `text`.
     `num_thought_tokens`: of the answer so far. `stop`: the stop string that ended it. `times`: the stage times that
-    became known with it. On request, `logprobs` has the scores of its tokens, and the first piece of answer 0 those of
-    the prompt's tokens."""
+    became known with it. `pooled`: the vectors or scores of the prompt, each row as float32 bytes. On request,
+    `logprobs` has the scores of its tokens, and the first piece of answer 0 those of the prompt's tokens."""
 
     text: str
     token_ids: list[int]
@@ -121,5 +123,6 @@ class GeneratedText:  # not frozen: creation would take four times as long, once
     thought: str = ""
     num_thought_tokens: int = 0
     stop: str | None = None
+    pooled: Sequence[bytes] = ()
     logprobs: list[ScoredToken] = field(default_factory=list)
     prompt_logprobs: list[ScoredToken] = field(default_factory=list)

@@ -22,26 +22,28 @@ def _encode_pictures(model: PreTrainedModel, items: Sequence[ItemTensors]) -> li
     """Encodes each picture as equal frames, because these models treat a picture as a video. Patches are of one frame,
     (num_patches, 3 x patch x patch)."""
     patches = torch.cat([item["pixel_values"] for item in items])
-    num_frames = model.config.vision_config.temporal_patch_size
+    owner = model.base_model
+    num_frames = owner.config.vision_config.temporal_patch_size
     frames = patches.view(len(patches), 3, 1, -1).expand(-1, -1, num_frames, -1).flatten(1)
     grids = torch.stack([item["image_grid_thw"] for item in items])
-    places = _places(model, grids)
-    return _with_levels(model.get_image_features(pixel_values=frames, image_grid_thw=grids, **places))
+    places = _places(owner, grids)
+    return _with_levels(owner.get_image_features(pixel_values=frames, image_grid_thw=grids, **places))
 
 
 def _encode_clips(model: PreTrainedModel, items: Sequence[ItemTensors]) -> list[torch.Tensor]:
     patches = torch.cat([item["pixel_values_videos"] for item in items])
     grids = torch.stack([item["video_grid_thw"] for item in items])
-    places = _places(model, grids)
-    return _with_levels(model.get_video_features(pixel_values_videos=patches, video_grid_thw=grids, **places))
+    owner = model.base_model
+    places = _places(owner, grids)
+    return _with_levels(owner.get_video_features(pixel_values_videos=patches, video_grid_thw=grids, **places))
 
 
-def _places(model: PreTrainedModel, grids: torch.Tensor) -> dict[str, Any]:
+def _places(owner: PreTrainedModel, grids: torch.Tensor) -> dict[str, Any]:
     """Returns the tower's arguments for the positions of the patches of `grids` (num_items, 3) and for the bounds of
-    attention.
+    attention. `owner`: of the tower.
 
     The tower would otherwise compute the same on its own device, and synchronize with the host several times."""
-    config = model.config.vision_config
+    config = owner.config.vision_config
     places: dict[str, Any] = {"position_ids": get_vision_position_ids(grids, config.spatial_merge_size)}
     places["cu_seqlens"], places["max_seqlen"] = get_vision_attention_seqlens(grids, config)
     if hasattr(config, "window_size"):
@@ -50,7 +52,7 @@ def _places(model: PreTrainedModel, grids: torch.Tensor) -> dict[str, Any]:
         )
         places |= {"window_index": windows, "cu_window_seqlens": bounds}
         places["max_window_seqlen"] = get_max_seqlen(bounds, config)
-    tower = model.get_submodule("model.visual")
+    tower = owner.get_submodule("visual")
     if hasattr(tower, "interpolation_mode"):
         places["interp_indices"], places["interp_weights"] = get_vision_interpolation_indices_and_weights(
             grids,
@@ -76,17 +78,18 @@ def _take_steps(item: ItemTensors, start: int, stop: int) -> ItemTensors:
     return {**item, "pixel_values_videos": item["pixel_values_videos"][first:last], "video_grid_thw": own_grid}
 
 
+_IMAGE = VisionModality(
+    encode=_encode_pictures, num_patches=count_rows("pixel_values"), on_host=frozenset({"image_grid_thw"})
+)
+
+
 def _family(whole: str, *more_projector: str) -> VisionFamily:
     return VisionFamily(
         whole=whole,
         tower="model.visual",
         projector=("model.visual.merger", *more_projector),
         modalities={
-            "image": VisionModality(
-                encode=_encode_pictures,
-                num_patches=count_rows("pixel_values"),
-                on_host=frozenset({"image_grid_thw"}),
-            ),
+            "image": _IMAGE,
             "video": VisionModality(
                 encode=_encode_clips,
                 num_patches=count_rows("pixel_values_videos"),
@@ -104,3 +107,11 @@ QWEN3_VL = _family("Qwen3VLForConditionalGeneration", "model.visual.deepstack_me
 QWEN3_VL_MOE = _family("Qwen3VLMoeForConditionalGeneration", "model.visual.deepstack_merger_list")
 QWEN3_5 = _family("Qwen3_5ForConditionalGeneration")
 QWEN3_5_MOE = _family("Qwen3_5MoeForConditionalGeneration")
+COLQWEN2 = VisionFamily(
+    whole="ColQwen2ForRetrieval",
+    unused=("vlm.language_model", "embedding_proj_layer"),
+    tower="vlm.visual",
+    projector=("vlm.visual.merger",),
+    modalities={"image": _IMAGE},
+    is_packed=True,
+)

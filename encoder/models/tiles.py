@@ -57,6 +57,13 @@ BLIP_2 = _tile_family(
     tower="vision_model",
     projector=("query_tokens", "qformer", "language_projection"),
 )
+COLPALI = _tile_family(
+    whole="ColPaliForRetrieval",
+    unused=("vlm.language_model", "embedding_proj_layer"),
+    tower="vlm.vision_tower",
+    projector=("vlm.multi_modal_projector",),
+    modalities={"image": replace(IMAGE, num_patches=lambda config, item: IMAGE.num_patches(config.vlm_config, item))},
+)
 DEEPSEEK_VL = _tile_family(
     whole="DeepseekVLForConditionalGeneration", tower="model.vision_model", projector=("model.aligner",)
 )

@@ -64,7 +64,7 @@ class DecodeGraphs:
         num_chunks = len(step.query_lengths)
         return (
             step.num_decodes == num_chunks == len(step.logits_rows) <= len(self._rows)
-            and not step.scored
+            and not step.reads_hidden
             and not len(step.embed_rows)
             and step.row_slots is None
             and max(step.context_lengths) <= self._max_length

@@ -54,7 +54,7 @@ def unpack(message: torch.Tensor) -> StepInput | None:
     if not message.numel():
         return None
     values = msgpack.unpackb(message.numpy(), object_hook=_map_to_tensor)
-    for name in ("span_members", "scored"):
+    for name in ("span_members", "scored", "pooled"):
         values[name] = list(map(tuple, values[name]))
     return StepInput(**values)
 

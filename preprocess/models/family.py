@@ -108,6 +108,15 @@ class Modality:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InputFrames:
+    """The prompts of a model that embeds pages and queries. `query`: of a text. `page`: of a picture, with its
+    placeholder."""
+
+    query: Callable[[HFProcessor, str], str]
+    page: Callable[[HFProcessor], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorFamily:
     """`processor_class`: the name of a class in transformers, or an object with `from_pretrained`.
 
@@ -117,7 +126,8 @@ class ProcessorFamily:
     back ends of the family's processor in transformers. `placeholder_id`: the token id at positions of embeddings in
     finished prompts; None: the embed token's. `typed_placeholder`: the client's text for a picture, if it is not a
     token; in a prompt without media it is ordinary text. `chat_template`: for a checkpoint that has none.
-    `items_fill_context`: whether an item's tokens take positions of the language model; else only the first does."""
+    `items_fill_context`: whether an item's tokens take positions of the language model; else only the first does.
+    `input_frames`: of what the model embeds; None: the checkpoint's files tell them."""
 
     processor_class: Any
     modalities: Mapping[str, Modality]
@@ -131,6 +141,7 @@ class ProcessorFamily:
     typed_placeholder: str | None = None
     chat_template: str | None = None
     items_fill_context: bool = True
+    input_frames: InputFrames | None = None
 
 
 FIXED_IMAGE = Modality(

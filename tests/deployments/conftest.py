@@ -97,7 +97,7 @@ def app_config(shapes: str) -> AppConfig:
         "fetch": {"allow_private_addresses": True},
         "local_root": str(PICTURES),
     }
-    return AppConfig.model_validate({"model": shapes, "media": media})
+    return AppConfig.model_validate({"model": shapes, "media": media, "pooling": {"type": "last"}})
 
 
 @pytest.fixture(scope="module")

@@ -198,6 +198,15 @@ def _qwen2_vl(tokenizer: Tokenizer) -> Json:
     return _qwen(tokenizer, "qwen2_vl_text", patch_size=14, embed_dim=32, hidden_size=32)
 
 
+def _colqwen2(tokenizer: Tokenizer) -> Json:
+    return {"vlm_config": {"model_type": "qwen2_vl", **_qwen2_vl(tokenizer)}, "embedding_dim": 8}
+
+
+def _colpali(tokenizer: Tokenizer) -> Json:
+    vlm = {"model_type": "paligemma", **_paligemma(tokenizer)}
+    return {"vlm_config": vlm, "text_config": vlm["text_config"], "embedding_dim": 8}
+
+
 def _qwen2_5_vl(tokenizer: Tokenizer) -> Json:
     more = {"hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 64, "window_size": 56}
     return _qwen(tokenizer, "qwen2_5_vl_text", patch_size=14, fullatt_block_indexes=[1], **more)
@@ -562,6 +571,7 @@ _FAMILIES = {
         bos=False,
     ),
     "qwen2_vl": _Family("Qwen2VLProcessor", _qwen2_vl, _QWEN2_IMAGES, videos=_QWEN2_VIDEOS, **_QWEN),
+    "colqwen2": _Family("ColQwen2Processor", _colqwen2, _QWEN2_IMAGES, **_QWEN),
     "qwen2_5_vl": _Family("Qwen2_5_VLProcessor", _qwen2_5_vl, _QWEN2_IMAGES, videos=_QWEN2_VIDEOS, **_QWEN),
     "qwen3_vl": _Family("Qwen3VLProcessor", _qwen3_vl, _QWEN3_IMAGES, videos=_QWEN3_VIDEOS, **_QWEN),
     "qwen3_5": _Family("Qwen3VLProcessor", _qwen3_5, _QWEN3_IMAGES, videos=_QWEN3_VIDEOS, **_QWEN),
@@ -732,6 +742,14 @@ _FAMILIES = {
     "paligemma": _Family(
         "PaliGemmaProcessor",
         _paligemma,
+        {"image_processor_type": "SiglipImageProcessor", "size": _square(56), "image_seq_length": 16},
+        named={"image_token": "<image>"},
+        texts=_LOCATION_TOKENS,
+        prefix="never",
+    ),
+    "colpali": _Family(
+        "ColPaliProcessor",
+        _colpali,
         {"image_processor_type": "SiglipImageProcessor", "size": _square(56), "image_seq_length": 16},
         named={"image_token": "<image>"},
         texts=_LOCATION_TOKENS,

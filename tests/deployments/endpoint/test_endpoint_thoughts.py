@@ -68,7 +68,7 @@ def app_config(tmp_path_factory: pytest.TempPathFactory) -> AppConfig:
     folder = tmp_path_factory.mktemp("thinking")
     save_scripted_model(folder, NEXT_WORDS, TEMPLATE, SPECIAL_WORDS)
     settings = {"model": str(folder), "served_model_name": "thinker", "encode": {"placement": "inline"}}
-    return AppConfig.model_validate({**settings, "dtype": "float32"})
+    return AppConfig.model_validate({**settings, "dtype": "float32", "chat": {"trust_request_template": True}})
 
 
 def ask(client: OpenAI, **options: Any) -> Any:
@@ -232,3 +232,19 @@ def test_responses_have_a_reasoning_item(client: OpenAI, app_url: str) -> None:
 def test_completions_are_raw(client: OpenAI) -> None:
     completion = client.completions.create(model="thinker", prompt="<think>", temperature=0, max_tokens=60)
     assert completion.choices[0].text == f"\n{THOUGHTS}\n</think>\n\nA cat."
+
+
+def test_a_request_may_bring_a_template(client: OpenAI, app_url: str) -> None:
+    """With its own form of thoughts: this one has none, so that all of the answer is text."""
+    own = "{% for message in messages %}[{{ message.role }}] {{ message.content }}{% endfor %}"
+    body = {"chat_template": own, "return_token_ids": True}
+    told = ask(client, max_tokens=8, extra_body=body)
+    text = "".join(f"[{message['role']}] {message['content']}" for message in HELLO)
+    tokens = httpx.post(f"{app_url}/tokenize", json={"prompt": text}, timeout=60).json()["tokens"]
+    assert told.prompt_token_ids == tokens
+    assert told.choices[0].message.model_extra.get("reasoning") is None
+    assert ask(client, max_tokens=1, extra_body={"return_token_ids": True}).prompt_token_ids != tokens
+    for wrong in ("{% for %}", "{{ messages[0].missing.field }}", "{{ 'x' * 10**9 }}"):
+        with pytest.raises(BadRequestError) as caught:
+            ask(client, extra_body={"chat_template": wrong})
+        assert caught.value.param in ("chat_template", "messages"), wrong

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from raylens.deployments.api.generation import MediaFields
+from raylens.deployments.api.prompt_fields import MediaFields
 from raylens.deployments.config import AdmissionConfig
 from raylens.deployments.endpoint.admission import Admission
 from raylens.deployments.endpoint.api_keys import Caller

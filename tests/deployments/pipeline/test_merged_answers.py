@@ -34,7 +34,7 @@ class Part:
 
 
 async def test_answers_keep_their_order_and_get_their_prompts_index() -> None:
-    answers = MergedAnswers([Part("a", "b"), Part("c"), Part("d", "e")], num_answers=3)
+    answers = MergedAnswers([Part("a", "b"), Part("c"), Part("d", "e")], num_answers=3, at_once=8)
     found: dict[int, str] = {}
     while pieces := await answers.next():
         for one in pieces:
@@ -45,7 +45,7 @@ async def test_answers_keep_their_order_and_get_their_prompts_index() -> None:
 @pytest.mark.parametrize("number", [1, 3])
 async def test_whoever_leaves_closes_every_part_at_once(number: int) -> None:
     parts = [Part("a", waits=True) for _ in range(number)]
-    answers = MergedAnswers(parts, num_answers=1)
+    answers = MergedAnswers(parts, num_answers=1, at_once=8)
     await answers.next()
     await answers.aclose()
     assert all(one.is_closed for one in parts)
@@ -53,7 +53,7 @@ async def test_whoever_leaves_closes_every_part_at_once(number: int) -> None:
 
 async def test_the_first_failure_ends_all() -> None:
     parts = [Part("a", waits=True), Part("b", end=ValueError("broken"))]
-    answers = MergedAnswers(parts, num_answers=1)
+    answers = MergedAnswers(parts, num_answers=1, at_once=8)
     await answers.next()
     await answers.next()
     with pytest.raises(ValueError, match="broken"):

@@ -217,7 +217,7 @@ async def test_a_death_after_the_first_piece_ends_every_answer_of_the_request(fa
     found: list[tuple[int, str]] = []
     async with running(broken) as first, running(whole) as second:
         parts = [pipeline.request(request(), PROCESSOR) for pipeline in (first, second)[:num_prompts]]
-        answers = parts[0] if num_prompts == 1 else MergedAnswers(parts, num_answers=1)
+        answers = parts[0] if num_prompts == 1 else MergedAnswers(parts, num_answers=1, at_once=8)
         with pytest.raises(StageUnavailableError):
             await collect(in_lists(answers), found)
     assert found.count((0, "re")) == 1
