@@ -55,6 +55,8 @@ class ChatCompletionRequest(GenerationFields, TemplateFields, ToolFields):
     def _names_tokens_of_logprobs(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs may be set only where logprobs is true")
+        if self.logprob_token_ids and not self.logprobs:
+            raise ValueError("logprob_token_ids may be set only where logprobs is true")
         return self
 
     def tools_and_choice(self) -> tuple[list[CallableTool], ToolMode | Selection]:
@@ -78,6 +80,7 @@ class ChatCompletionRequest(GenerationFields, TemplateFields, ToolFields):
             n=self.num_answers,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             prompt_logprobs=self.prompt_logprobs,
+            logprob_token_ids=tuple(self.logprob_token_ids),
             structured_output=self.structured_output if call_grammar is None else call_grammar,
         )
 

@@ -36,6 +36,8 @@ class CompletionRequest(GenerationFields, PromptMedia):
             raise ValueError(f"{number} answers to all prompts together, the limit is {bounds.MAX_N}")
         if self.best_of not in (None, self.num_answers):
             raise ValueError("best_of has to be the same as n: all answers are returned")
+        if self.logprob_token_ids and self.logprobs is None:
+            raise ValueError("logprob_token_ids may be set only where logprobs is")
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens may be 0 only where echo is true")
         if self.prompt_logprobs is not None and self.echo and self.logprobs is not None:
@@ -68,6 +70,7 @@ class CompletionRequest(GenerationFields, PromptMedia):
             logprobs=self.logprobs,
             prompt_logprobs=self.logprobs if self.echo and self.logprobs is not None else self.prompt_logprobs,
             structured_output=self.structured_output,
+            logprob_token_ids=tuple(self.logprob_token_ids),
         )
 
 

@@ -109,6 +109,7 @@ class AnyGenerationFields(PromptFields):
     """The fields that all APIs share that write text."""
 
     stream: bool | None = None
+    stream_interval: int = Field(1, ge=1, description="tokens in each event of a stream, but for the last one")
     temperature: Annotated[float, bounds.TEMPERATURE] | None = None
     top_p: Annotated[float, bounds.TOP_P] | None = None
     top_k: Annotated[int, bounds.TOP_K] | None = Field(None, description="-1 and 0: off")
@@ -189,6 +190,9 @@ class GenerationFields(AnyGenerationFields):
     structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool = Field(False, description="add the ids of the prompt and of the answer's tokens")
     return_tokens_as_token_ids: bool = Field(False, description="logprobs name tokens token_id:ID, not by their text")
+    logprob_token_ids: Annotated[list[int], Field(fail_fast=True)] = Field(
+        [], description="with logprobs: name these tokens at each place, not the likeliest"
+    )
     prompt_logprobs: Annotated[int, bounds.NUM_LOGPROBS] | None = Field(
         None, description="add the log-probabilities of the prompt's tokens, and of so many likeliest ones beside each"
     )

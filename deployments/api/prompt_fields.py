@@ -1,7 +1,7 @@
 """Fields of a request that say what comes of its prompts and media on their way, whatever the answer is."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -47,6 +47,8 @@ class MediaFields(RequestBody):
         description="cut a longer prompt from the left to so many tokens, images whole; -1: to what the context leaves"
         " beside max_tokens",
     )
+
+    truncation_side: Literal["left"] | None = Field(None, description="a prompt is cut from the left")
 
     @field_validator("truncate_prompt_tokens")
     @classmethod

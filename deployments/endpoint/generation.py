@@ -25,6 +25,7 @@ from raylens.deployments.endpoint.request_cost import cost_of
 from raylens.deployments.endpoint.served_models import ModelRoute, ServedModels
 from raylens.deployments.metrics.definitions import IngressMetrics
 from raylens.deployments.pipeline.merged_answers import Answers, MergedAnswers
+from raylens.deployments.pipeline.piece_receiver import joined
 from raylens.deployments.server_log import process_name
 from raylens.deployments.stages.stage_calls import MAX_ATTEMPTS, StageUnavailableError
 from raylens.deployments.wire.stage_messages import GeneratedText
@@ -154,7 +155,7 @@ class Generation:
             return Response(completion.model_dump_json(), media_type="application/json")
         async with AsyncExitStack() as stack:
             answers = await self._begin(stack)
-            events = self._events(make_answer(), answers, stack.pop_all(), keep)
+            events = self._events(make_answer(), answers, stack.pop_all(), keep, self.body.stream_interval)
             return EventStream(events, media_type="text/event-stream", headers=_STREAM_HEADERS)
 
     async def _begin(self, stack: AsyncExitStack) -> "_CountedAnswers":
@@ -196,15 +197,16 @@ class Generation:
         raise AssertionError("the last attempt returns or raises")
 
     async def _events(
-        self, answer: Answer, answers: "_CountedAnswers", stack: AsyncExitStack, keep: Keep | None
+        self, answer: Answer, answers: "_CountedAnswers", stack: AsyncExitStack, keep: Keep | None, interval: int
     ) -> AsyncIterator[str]:
-        """Yields server-sent events. An error becomes an event and ends the stream. `stack` closes `answers`."""
+        """Yields server-sent events, each of `interval` tokens or more. An error becomes an event and ends the stream.
+        `stack` closes `answers`."""
         async with stack:
             try:
                 async with _noting_end(self.body, self.account):
                     if events := answer.first_events():
                         yield events
-                    while pieces := await answers.next():
+                    while pieces := await answers.next_run(interval):
                         if events := answer.events(pieces):
                             yield events
                     events = answer.last_events()
@@ -247,6 +249,18 @@ class _CountedAnswers:
         for piece in pieces:
             self.account.add(piece)
         return pieces
+
+    async def next_run(self, num_tokens: int) -> Sequence[GeneratedText]:
+        """Returns the next pieces of so many tokens together, or up to the end of an answer."""
+        run = await self.next()
+        if num_tokens == 1:
+            return run
+        held = list(run)
+        while held and sum(len(piece.token_ids) for piece in held) < num_tokens:
+            if any(piece.finish_reason is not None for piece in held):
+                break
+            held += await self.next()
+        return joined(held)
 
 
 @asynccontextmanager

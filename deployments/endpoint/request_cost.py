@@ -81,7 +81,8 @@ def _num_tokens(request: PipelineRequest, max_model_len: int) -> int:
     most = _UNKNOWN_MAX_TOKENS if params.max_tokens is None else params.max_tokens
     num_answer_tokens = params.n * min(most, max_model_len)
     of_prompt = _with_logprobs(estimated_tokens(request.prompt), params.prompt_logprobs)
-    return of_prompt + _with_logprobs(num_answer_tokens, params.logprobs)
+    num_logprobs = max(params.logprobs or 0, len(params.logprob_token_ids))
+    return of_prompt + _with_logprobs(num_answer_tokens, num_logprobs)
 
 
 def _with_logprobs(num_tokens: int, num_logprobs: int | None) -> int:

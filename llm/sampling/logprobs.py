@@ -21,25 +21,41 @@ class TokenLogprobs:
 
 
 class LogprobsCopy:
-    """An asynchronous copy to the host: log-probabilities of one token a row and of the row's likeliest tokens."""
+    """An asynchronous copy to the host: log-probabilities of one token a row, and of the row's likeliest tokens or of
+    others."""
 
-    def __init__(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: Sequence[int]) -> None:
+    def __init__(
+        self,
+        logits: torch.Tensor,
+        token_ids: torch.Tensor,
+        num_top: Sequence[int],
+        others: Sequence[Sequence[int]] = (),
+    ) -> None:
         """Launches the computation from `logits` (num_rows, vocab), float32, and `token_ids` (num_rows,), int64, with
-        at least one row. `num_top`: the number of likeliest tokens to name for each row."""
+        at least one row. `num_top`: the number of likeliest tokens to name for each row. `others`: for each row the
+        tokens to name in place of these, if any; empty: for no row."""
         logprobs = logits.log_softmax(dim=-1)
         ids, num_logits = token_ids[:, None], logits.shape[1]
         chosen = logprobs.gather(1, ids.clamp(max=num_logits - 1)).masked_fill(ids >= num_logits, -torch.inf)
         ranks = (logprobs > chosen).sum(dim=-1, keepdim=True) + 1
         values, indices = logprobs.topk(min(max(num_top), num_logits), dim=-1)
-        self._num_top = num_top
+        self._named = [slice(number) for number in num_top]
+        if any(others):
+            width, start = max(map(len, others)), indices.shape[1]
+            padded = send(np.array([[*own, *[0] * (width - len(own))] for own in others], np.int64), logits.device)
+            values, indices = torch.cat([values, logprobs.gather(1, padded)], -1), torch.cat([indices, padded], -1)
+            self._named = [
+                slice(start, start + len(own)) if own else slice(number)
+                for own, number in zip(others, num_top, strict=True)
+            ]
         self._logprobs = HostCopy(torch.cat([chosen, values], dim=-1))
         self._integers = HostCopy(torch.cat([ids, ranks, indices], dim=-1))
 
     def read(self) -> list[TokenLogprobs]:
-        rows = zip(self._logprobs.read(), self._integers.read(), self._num_top, strict=True)
+        rows = zip(self._logprobs.read(), self._integers.read(), self._named, strict=True)
         return [
-            TokenLogprobs(token_id, logprob, rank, list(zip(top_ids, top_logprobs, strict=True))[:wanted])
-            for (logprob, *top_logprobs), (token_id, rank, *top_ids), wanted in rows
+            TokenLogprobs(token_id, logprob, rank, list(zip(ids, logprobs, strict=True))[named])
+            for (logprob, *logprobs), (token_id, rank, *ids), named in rows
         ]
 
 

@@ -34,7 +34,8 @@ class SamplingParams:
     - `skip_special_tokens`: the output's text has no special tokens
     - `ignore_eos`: the model's end tokens do not end the output
     - `logprobs`, `prompt_logprobs`: the number of likeliest tokens to name at each position of output and prompt,
-      besides the token at that position; None: no log-probabilities
+      besides the token at that position; None: no log-probabilities. `logprob_token_ids`: the tokens to name at each
+      position of the output in place of the likeliest
     - `thinking_token_budget`: after so many tokens of thoughts their end tag follows. Without effect on a model
       without thoughts
     - `n`: the number of answers to the prompt
@@ -65,6 +66,7 @@ class SamplingParams:
     ignore_eos: bool = False
     thinking_token_budget: Annotated[int, bounds.NUM_TOKENS] | None = None
     logprobs: Annotated[int, bounds.NUM_LOGPROBS] | None = None
+    logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: Annotated[int, bounds.NUM_LOGPROBS] | None = None
     structured_output: StructuredOutput | None = None
 
@@ -106,6 +108,7 @@ _MAX_COUNTS = (
     ("bad_words", bounds.MAX_BAD_WORDS, "texts"),
     ("stop", bounds.MAX_STOP_STRINGS, "strings"),
     ("stop_token_ids", bounds.MAX_STOP_TOKEN_IDS, "tokens"),
+    ("logprob_token_ids", bounds.MAX_LOGPROB_TOKEN_IDS, "tokens"),
 )
 
 

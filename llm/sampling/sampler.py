@@ -75,8 +75,9 @@ def choose(logits: torch.Tensor, states: Sequence[SamplerState]) -> ChosenTokens
         return ChosenTokens(states, _choose(logits, states), None)
     rows = send(np.array(wanting), logits.device)
     raw, choice = logits[rows], _choose(logits, states)
-    num_top = [states[row].params.logprobs or 0 for row in wanting]
-    return ChosenTokens(states, choice, LogprobsCopy(raw, choice.token_ids()[rows], num_top))
+    params = [states[row].params for row in wanting]
+    num_top, others = [one.logprobs or 0 for one in params], [one.logprob_token_ids for one in params]
+    return ChosenTokens(states, choice, LogprobsCopy(raw, choice.token_ids()[rows], num_top, others))
 
 
 def _wanting_logprobs(states: Sequence[SamplerState]) -> list[int]:

@@ -75,6 +75,7 @@ class SamplerState:
             raise ValueError("a grammar is required exactly if params.structured_output is set")
         check_vocabulary("logit_bias", params.logit_bias, vocab_size)
         check_vocabulary("stop_token_ids", params.stop_token_ids, vocab_size)
+        check_vocabulary("logprob_token_ids", params.logprob_token_ids, vocab_size)
         self.params = params
         self.vocab_size = vocab_size
         self.num_output_tokens = 0

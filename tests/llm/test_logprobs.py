@@ -2,11 +2,13 @@
 
 import math
 
+import pytest
 import torch
 
 from raylens.llm.sampling.logprobs import token_logprobs
 from raylens.llm.sampling.params import SamplingParams
 from raylens.llm.sampling.sampler_state import SamplerState
+from raylens.preprocess.schema import InvalidRequestError
 from tests.llm.sampling import sample
 
 VOCAB = 50
@@ -42,6 +44,29 @@ def test_settings_and_neighbours_do_not_change_them() -> None:
             assert token.logprobs == token_logprobs(LOGITS[row][None], [token.token_id], [wanted])[0]
     assert sampled[1] is not None
     assert sampled[1].token_id == 9
+
+
+def test_named_tokens_take_the_place_of_the_likeliest() -> None:
+    named = [(), (5, 9, 3), (), (9,)]
+    params = [SamplingParams(temperature=0.0, logprobs=2, logprob_token_ids=one) for one in named]
+    params[2] = SamplingParams(temperature=0.0)
+    states = [SamplerState(one, (7,), vocab_size=VOCAB, eos_token_ids=frozenset({2})) for one in params]
+    expected = torch.log_softmax(LOGITS, dim=-1)
+    told = [None if token is None else token.logprobs for token in sample(LOGITS.clone(), states)]
+    assert told[2] is None
+    for row in (0, 1, 3):
+        logprobs = told[row]
+        assert logprobs is not None
+        ids = named[row] or tuple(expected[row].argsort(descending=True)[:2].tolist())
+        assert logprobs.top == [(one, expected[row, one].item()) for one in ids]
+
+
+@pytest.mark.parametrize("ids", [(VOCAB,), (-1,), (0,) * 129])
+def test_named_tokens_are_in_the_vocabulary_and_not_too_many(ids: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidRequestError, match="logprob_token_ids"):
+        SamplerState(
+            SamplingParams(logprobs=0, logprob_token_ids=ids), (7,), vocab_size=VOCAB, eos_token_ids=frozenset()
+        )
 
 
 def test_a_token_that_the_model_excludes_has_none_left() -> None:

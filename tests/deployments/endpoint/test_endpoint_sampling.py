@@ -261,3 +261,38 @@ def check_offsets(text: str, logprobs: dict[str, Any], echo: str) -> None:
             assert text.startswith(token, offset) or text.startswith(token.lstrip(), offset), (token, offset)
     if echo:
         assert text.startswith(echo)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_tokens_named_by_id_have_their_logprobs(app_url: str, path: str) -> None:
+    wanted = {"logprobs": True, "top_logprobs": 20} if path == CHAT else {"logprobs": 20}
+    wanted |= {"return_tokens_as_token_ids": True, "temperature": 0}
+
+    def named(**fields: Any) -> list[dict[str, float]]:
+        (choice,) = post(app_url, path, **(wanted | fields))["choices"]
+        if path == COMPLETIONS:
+            return [*choice["logprobs"]["top_logprobs"]]
+        return [{top["token"]: top["logprob"] for top in at["top_logprobs"]} for at in choice["logprobs"]["content"]]
+
+    likeliest = named()
+    ids = [int(token.removeprefix("token_id:")) for token in likeliest[0]][::-3]
+    found = named(logprob_token_ids=ids)
+    assert len(found) == len(likeliest)
+    expected = {f"token_id:{one}": likeliest[0][f"token_id:{one}"] for one in ids}
+    # A completion names the token of the place, too.
+    assert {token: found[0][token] for token in expected} == pytest.approx(expected)
+    assert len(found[0]) <= len(ids) + (path == COMPLETIONS)
+    off = {"logprobs": False} if path == CHAT else {"logprobs": None}
+    assert "logprob_token_ids" in refusal(app_url, path, logprob_token_ids=[1], **off)[2]
+    assert refusal(app_url, path, **wanted, logprob_token_ids=[10**6])[0] == "logprob_token_ids"
+
+
+@pytest.mark.parametrize("path", LIMITS)
+def test_events_of_several_tokens(app_url: str, path: str) -> None:
+    assert text_of(app_url, path, temperature=0, stream_interval=5) == text_of(app_url, path, temperature=0)
+    single, longer = (
+        [event for event in events(app_url, path, temperature=0, stream_interval=number) if _piece(event)]
+        for number in (1, 5)
+    )
+    assert 0 < len(longer) < len(single)
+    assert refusal(app_url, path, stream_interval=0)[0] == "stream_interval"
