@@ -47,8 +47,7 @@ class FileSource(WireModel):
     file_id: Name
 
 
-class ImageBlock(MediaPart):
-    type: Literal["image"]
+class _OriginBlock(MediaPart):
     origin: Annotated[Base64Source | UrlSource | FileSource, Field(alias="source", discriminator="type")]
 
     @property
@@ -62,13 +61,26 @@ class ImageBlock(MediaPart):
                 return upload_url(self.origin.file_id)
 
 
+class ImageBlock(_OriginBlock):
+    type: Literal["image"]
+
+
+class DocumentBlock(_OriginBlock):
+    """A PDF, whose pages are pictures."""
+
+    modality = "document"
+    type: Literal["document"]
+    title: Accepted = None
+    context: Accepted = None
+    citations: Accepted = None
+
+
 class TextBlock(TextPart):
     citations: Accepted = None
 
 
-Blocks = Annotated[
-    list[Annotated[TextBlock | ImageBlock, Field(discriminator="type")]], Field(max_length=10_000, fail_fast=True)
-]
+_Block = Annotated[TextBlock | ImageBlock | DocumentBlock, Field(discriminator="type")]
+Blocks = Annotated[list[_Block], Field(max_length=10_000, fail_fast=True)]
 
 
 class ToolResultBlock(WireModel):
@@ -105,7 +117,7 @@ class RedactedThinkingBlock(WireModel):
 
 
 Block = Annotated[
-    TextBlock | ImageBlock | ToolResultBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock,
+    TextBlock | ImageBlock | DocumentBlock | ToolResultBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock,
     Field(discriminator="type"),
 ]
 
@@ -141,7 +153,7 @@ class Turn(WireModel):
         results = [block for block in blocks if isinstance(block, ToolResultBlock)]
         for one in results:
             yield {"role": "tool", "tool_call_id": one.tool_use_id, "content": template_content(one.content)}
-        said = [block for block in blocks if isinstance(block, TextBlock | ImageBlock)]
+        said = [block for block in blocks if isinstance(block, TextBlock | MediaPart)]
         thought = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
         message: Message = {"role": self.role, **thought_form(thought)}
         if calls := [block for block in blocks if isinstance(block, ToolUseBlock)]:
@@ -152,7 +164,8 @@ class Turn(WireModel):
             yield message
 
     def media(self, field: str) -> list[MediaSource]:
-        """Returns every picture, in the order of `template_forms`. `field`: the client's name for the message."""
+        """Returns the pictures and documents, in the order of `template_forms`. `field`: the client's name for the
+        message."""
         if isinstance(self.content, str):
             return []
         found = list[MediaSource]()
@@ -164,9 +177,9 @@ class Turn(WireModel):
 
 def _pictures(blocks: Sequence[object], field: str) -> list[MediaSource]:
     return [
-        block.source(f"{field}.content[{number}].image")
+        block.source(f"{field}.content[{number}].{block.type}")
         for number, block in enumerate(blocks)
-        if isinstance(block, ImageBlock)
+        if isinstance(block, MediaPart)
     ]
 
 

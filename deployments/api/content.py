@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, field_serializer
 
 from raylens.deployments.api.wire import Accepted, Name, WireModel
 from raylens.deployments.pipeline.media_source import MediaSource, upload_url
+from raylens.preprocess.data_url import is_data_url
 
 Url = Annotated[str, StringConstraints(strip_whitespace=True)]
 
@@ -173,6 +174,46 @@ class InputImagePart(MediaPart):
         return self
 
 
+class DocumentFile(WireModel):
+    file_data: Url | None = None
+    file_id: Name | None = None
+    filename: Accepted = None
+
+
+class FilePart(MediaPart):
+    """A PDF in chat completions, whose pages are pictures."""
+
+    modality = "document"
+    type: Literal["file"]
+    file: DocumentFile
+
+    @property
+    def url(self) -> str | None:
+        return _document_url(self.file.file_data, self.file.file_id)
+
+
+class InputFilePart(MediaPart):
+    """The same in the Responses API, which also takes a URL."""
+
+    modality = "document"
+    type: Literal["input_file"]
+    file_data: Url | None = None
+    file_id: Name | None = None
+    file_url: Url | None = None
+    filename: Accepted = None
+    detail: Accepted = None
+
+    @property
+    def url(self) -> str | None:
+        return self.file_url or _document_url(self.file_data, self.file_id)
+
+
+def _document_url(data: str | None, file_id: str | None) -> str | None:
+    if data is not None:
+        return data if is_data_url(data) else f"data:;base64,{data}"
+    return None if file_id is None else upload_url(file_id)
+
+
 class ImageEmbedsPart(MediaPart):
     """A picture that the client has processed or encoded itself, as a safetensors file in base64."""
 
@@ -198,14 +239,22 @@ def type_by_field(*same: str, **types: str) -> BeforeValidator:
     return BeforeValidator(with_type)
 
 
-_TYPED_BY_FIELD = ("text", "refusal", "image_url", "video_url", "audio_url", "input_audio", "image_embeds")
+_TYPED_BY_FIELD = ("text", "refusal", "image_url", "video_url", "audio_url", "input_audio", "image_embeds", "file")
 ContentPart = Annotated[
-    TextPart | RefusalPart | ImagePart | VideoPart | AudioPart | InputAudioPart | InputImagePart | ImageEmbedsPart,
+    TextPart
+    | RefusalPart
+    | ImagePart
+    | VideoPart
+    | AudioPart
+    | InputAudioPart
+    | InputImagePart
+    | FilePart
+    | ImageEmbedsPart,
     Field(discriminator="type"),
     type_by_field(*_TYPED_BY_FIELD, file_id="input_image"),
 ]
 InputPart = Annotated[
-    InputText | RefusalPart | InputImagePart | InputAudioPart,
+    InputText | RefusalPart | InputImagePart | InputAudioPart | InputFilePart,
     Field(discriminator="type"),
     type_by_field("refusal", "input_audio", text="input_text", image_url="input_image", file_id="input_image"),
 ]

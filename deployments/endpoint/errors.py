@@ -18,11 +18,11 @@ from raylens.preprocess.schema import InvalidRequestError
 
 _PARTS = (
     *("text", "refusal", "input_text", "output_text", "image_url", "video_url", "audio_url"),
-    *("input_image", "input_audio", "image_embeds"),
+    *("input_image", "input_audio", "input_file", "image_embeds", "file"),
 )
 _ITEMS = (
     *("message", "function_call", "function_call_output", "reasoning", "custom_tool_call", "custom_tool_call_output"),
-    *("image", "tool_use", "tool_result", "thinking", "redacted_thinking"),
+    *("image", "document", "tool_use", "tool_result", "thinking", "redacted_thinking"),
 )
 _SOURCES = ("base64", "url", "file")
 ANTHROPIC_PATH = "/v1/messages"

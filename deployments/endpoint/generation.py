@@ -120,14 +120,15 @@ class Generation:
             "returns_prompt_ids": isinstance(body, GenerationFields) and body.return_token_ids,
             "pools": pools,
         }
-        account.requests = [
-            model.request(self.call, self._request_id(number), body, params, prompt_and_media, **options)
-            for number, prompt_and_media in enumerate(prompts)
-        ]
-        account.num_answers = params.n
         model.ready_processor()  # raises before the wait
         if not pools:
             model.check_generates()
+        opened = [await model.opened(self.call, *one) for one in prompts]
+        account.requests = [
+            model.request(self.call, self._request_id(number), body, params, one, **options)
+            for number, one in enumerate(opened)
+        ]
+        account.num_answers = params.n
         self.call.traced.account = account
         cost = cost_of(account.requests, model.max_model_len, at_once=body.most_at_once)
         watch = Stopwatch()

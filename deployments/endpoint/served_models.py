@@ -76,6 +76,13 @@ class ModelRoute:
         is_served = model in self.monitor.adapters and self.monitor.adapters[model] is None
         return model if is_served and model != self.name else None
 
+    async def opened(
+        self, call: ApiCall, prompt: Prompt, media: Sequence[MediaSource]
+    ) -> tuple[Prompt, list[MediaSource]]:
+        """Returns the prompt and its media with the pages of documents in their places. Raises InvalidRequestError."""
+        sources = [replace(source, texts=call.texts) for source in media]
+        return await self.pipeline.opened(prompt, sources, call.caller.cache_salt)
+
     def request(
         self,
         call: ApiCall,
@@ -87,8 +94,7 @@ class ModelRoute:
     ) -> PipelineRequest:
         """Returns the pipeline's request. An item outside the body takes its bytes and pixels from the call's budgets
         once it is fetched. `fields`: further fields of the PipelineRequest."""
-        prompt, media = prompt_and_media if self.adds_all_images else with_last_picture(*prompt_and_media)
-        sources = [replace(source, texts=call.texts) for source in media]
+        prompt, sources = prompt_and_media if self.adds_all_images else with_last_picture(*prompt_and_media)
         return PipelineRequest(
             request_id=request_id,
             context=call.traced.context,

@@ -23,7 +23,7 @@ _CLIENT_CODES = (
     # of pictures, videos and sounds
     *("image_too_large", "image_too_small", "invalid_image", "corrupt_video", "invalid_frames", "invalid_video"),
     *("too_many_frames", "video_too_large", "video_too_long", "video_too_short", "video_too_small"),
-    *("audio_too_long", "audio_too_short", "corrupt_audio", "invalid_audio"),
+    *("audio_too_long", "audio_too_short", "corrupt_audio", "invalid_audio", "invalid_document"),
 )
 """Errors that the client can fix, and the ingress's own."""
 _STAGE_CODES = ("stage_unavailable", "StageFailedError")

@@ -20,7 +20,7 @@ _BODIES_OF_MEDIA = frozenset(
 )
 _MEDIA_KEYS = frozenset(
     {"url", "image_url", "video_url", "audio_url", "image_embeds", "image", "video", "audio"}
-    | {"data"}  # of input_audio
+    | {"data", "file_data", "file_url"}  # of input_audio and of documents
 )
 _PICTURE_IN_TEXT = re.compile(r'(<img src="data:[^"]*">)')
 

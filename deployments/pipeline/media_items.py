@@ -96,6 +96,17 @@ class MediaItems:
             request.trace.times.append(watch.read("media_fetch", process_name()))
         return items
 
+    async def read(self, source: MediaSource, cache_salt: str) -> bytes:
+        """Returns the content of a URL. Raises InvalidRequestError."""
+        try:
+            if source.url is None:
+                raise _not_cached(source)
+            if (data := source.data) is not None:
+                return await data.decode(self._limits)
+            return await self._fetched(source.url, cache_salt)
+        except InvalidRequestError as error:
+            raise error.for_field(source.field) from error
+
     async def processed_of(self, request: PipelineRequest, item: LoadedItem) -> ItemInfo:
         """Returns the metadata of the item, processed but not encoded, for `/render`."""
         with _naming(request, item.source):
@@ -153,19 +164,22 @@ class MediaItems:
         try:
             if (data := source.data) is not None:
                 return await data.decode(self._limits), source.num_pixels
-            if source.url.startswith(UPLOAD_SCHEME):
-                file_id = source.url.removeprefix(UPLOAD_SCHEME)
-                content = await self._uploads.read(request.cache_salt, file_id)
-            elif source.url.startswith("file:"):
-                content = await self._local.read(source.url)
-            else:
-                content = await self._fetcher.fetch(source.url)
-                self._metrics.mm_media_download_bytes.inc(len(content))
+            content = await self._fetched(source.url, request.cache_salt)
         except InvalidRequestError as error:
             raise _of_item(error, request, source) from error
         num_pixels = 0 if source.is_precomputed else work_pixels(source.modality, content, self._limits)
         request.on_fetched(len(content), num_pixels)
         return content, num_pixels
+
+    async def _fetched(self, url: str, cache_salt: str) -> bytes:
+        """Returns the content of a URL outside of the body."""
+        if url.startswith(UPLOAD_SCHEME):
+            return await self._uploads.read(cache_salt, url.removeprefix(UPLOAD_SCHEME))
+        if url.startswith("file:"):
+            return await self._local.read(url)
+        content = await self._fetcher.fetch(url)
+        self._metrics.mm_media_download_bytes.inc(len(content))
+        return content
 
     async def _hashes(
         self, request: PipelineRequest, source: MediaSource, content: bytes | None, processor: ProcessorIdentity

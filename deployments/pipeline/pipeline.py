@@ -1,6 +1,7 @@
 """The stages of one model behind the endpoint."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ray import ObjectRef
@@ -9,7 +10,9 @@ from ray.serve.handle import DeploymentHandle
 from raylens.deployments.config import MediaConfig
 from raylens.deployments.item_store.shared_items import SharedItems, SharedUploads
 from raylens.deployments.metrics.definitions import IngressMetrics
+from raylens.deployments.pipeline.documents import DOCUMENT, with_pages
 from raylens.deployments.pipeline.media_items import MediaItems, all_or_none
+from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.deployments.pipeline.piece_receiver import PieceReceiver
 from raylens.deployments.pipeline.pipeline_request import PipelineRequest
 from raylens.deployments.pipeline.request import Request
@@ -17,7 +20,15 @@ from raylens.deployments.pipeline.turns import Turns
 from raylens.deployments.ray_internals.calls_ahead import results_of
 from raylens.deployments.ray_internals.handles import by_grpc
 from raylens.deployments.stages.stage_calls import StageCalls, call_of
-from raylens.preprocess.schema import ChatPrompt, ItemInfo, ProcessedPrompt, ProcessorIdentity, TextPrompt
+from raylens.preprocess.schema import (
+    ChatPrompt,
+    InvalidRequestError,
+    ItemInfo,
+    ProcessedPrompt,
+    ProcessorIdentity,
+    Prompt,
+    TextPrompt,
+)
 
 
 class Pipeline:
@@ -88,6 +99,22 @@ class Pipeline:
         tokenize = self._preprocess.tokenize
         ids: list[int] = await self.calls.send("preprocess", lambda: tokenize.remote(prompt, add_special_tokens))
         return ids
+
+    async def opened(
+        self, prompt: Prompt, media: Sequence[MediaSource], cache_salt: str
+    ) -> tuple[Prompt, list[MediaSource]]:
+        """Returns the prompt and its media with the pages of documents in their places. Raises InvalidRequestError."""
+        if not any(source.modality == DOCUMENT for source in media):
+            return prompt, list(media)
+        return await with_pages(prompt, media, partial(self._pages_of, cache_salt))
+
+    async def _pages_of(self, cache_salt: str, source: MediaSource) -> list[bytes]:
+        content = await self.media.read(source, cache_salt)
+        try:
+            pages: list[bytes] = await self.calls.send("preprocess", lambda: self._preprocess.pages.remote(content))
+        except InvalidRequestError as error:
+            raise error.for_field(source.field) from error
+        return pages
 
     async def detokenize(self, token_ids: list[int]) -> str:
         text: str = await self.calls.send("preprocess", lambda: self._preprocess.detokenize.remote(token_ids))

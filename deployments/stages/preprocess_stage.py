@@ -36,6 +36,8 @@ ResultT = TypeVar("ResultT")
 PIXELS = "pixels"
 CALL_PIXELS = 100_000
 """The weight of a call, so that small ones count. A 4K JPEG takes 43 ms (6 ns a pixel), the smallest image 0.7 ms."""
+_PAGES_PIXELS = 10_000_000
+"""The weight of a document."""
 _LARGE_PIXELS = 2**24
 """Above this size (no photo is larger), returning freed memory to the system is cheap next to the processing."""
 
@@ -50,6 +52,8 @@ class Preprocess(Replica):
         self._processor = load_model_processor(config)
         self._items = ItemQueue(ThreadPoolExecutor(max_workers=1, thread_name_prefix="items"))
         self._prompt_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
+        self._document_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="documents")
+        self._limits = config.media.limits
         self._pending = PendingWork(PIXELS)
         self._metrics = PreprocessMetrics()
         self._report_regularly(self._report)
@@ -105,6 +109,14 @@ class Preprocess(Replica):
 
     async def detokenize(self, token_ids: list[int]) -> str:
         return await self._on_prompt_thread(lambda: self._processor.prompts.detokenize(token_ids))
+
+    async def pages(self, content: bytes) -> list[bytes]:
+        """Returns each page of a PDF as a PNG, see `pages_of`."""
+        from raylens.preprocess.document_pages import pages_of
+
+        with self._pending.call(_PAGES_PIXELS):
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._document_thread, pages_of, content, self._limits)
 
     async def _on_prompt_thread(self, work: Callable[[], ResultT]) -> ResultT:
         with self._pending.call(CALL_PIXELS):

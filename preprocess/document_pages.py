@@ -1,0 +1,38 @@
+"""Pages of PDFs as pictures. A process of its own renders them: a hostile file can neither hang nor harm the server."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from raylens.preprocess import render_pages
+from raylens.preprocess.media import MediaLimits
+from raylens.preprocess.schema import invalid_media
+
+_COMMAND = (sys.executable, "-m", render_pages.__name__)
+
+
+def pages_of(content: bytes, limits: MediaLimits) -> list[bytes]:
+    """Returns each page as a PNG. Raises InvalidRequestError for a document with more than `limits.max_items` pages, or
+    one that cannot be read or takes too long."""
+    timeout_s = 2 * render_pages.MAX_SECONDS
+    try:
+        made = subprocess.run(
+            [*_COMMAND, str(limits.max_items)], input=content, capture_output=True, timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise invalid_media("the document takes too long to render", "invalid_document") from error
+    if made.returncode == render_pages.TOO_MANY:
+        reason = f"the document has {made.stderr.decode()} pages, the limit is {limits.max_items} media items"
+        raise invalid_media(reason, "too_many_items")
+    if made.returncode != 0:
+        reason = f"the {len(content)} bytes are not a PDF that can be read and rendered, without a password"
+        raise invalid_media(reason, "invalid_document")
+    return [*_split(made.stdout)]
+
+
+def _split(sent: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(sent):
+        (length,) = render_pages.LENGTH.unpack_from(sent, at)
+        at += render_pages.LENGTH.size + length
+        yield sent[at - length : at]
