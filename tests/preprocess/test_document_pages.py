@@ -1,13 +1,14 @@
 """Pages of PDFs: rendered in a process of its own, which a hostile file cannot hold up."""
 
 import io
+import sys
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from raylens.preprocess import document_pages
+from raylens.preprocess import document_pages, render_pages
 from raylens.preprocess.document_pages import pages_of
 from raylens.preprocess.media import MediaLimits
 from raylens.preprocess.schema import InvalidRequestError
@@ -53,10 +54,10 @@ def test_there_are_no_more_pages_than_items() -> None:
 
 
 def test_a_document_that_takes_too_long_is_given_up() -> None:
-    command = (document_pages.sys.executable, "-c", "import time; time.sleep(60)")
+    command = (sys.executable, "-c", "import time; time.sleep(60)")
     with (
         patch.object(document_pages, "_COMMAND", command),
-        patch.object(document_pages.render_pages, "MAX_SECONDS", 0.2),
+        patch.object(render_pages, "MAX_SECONDS", 0.2),
         pytest.raises(InvalidRequestError, match="takes too long"),
     ):
         pages_of(b"", MediaLimits())

@@ -16,7 +16,7 @@ from tests.documents import pdf_of
 from tests.pictures import disc
 
 TEXT = {"type": "text", "text": "What is in these pictures?"}
-WHOLE = {"temperature": 0, "max_tokens": 12}
+WHOLE: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
 
 
 def page(colour: str) -> Image.Image:
