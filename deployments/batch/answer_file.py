@@ -4,7 +4,6 @@ It is also the record of what is done: a run that was killed goes on with the re
 
 import fcntl
 import json
-import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Any, Self
@@ -12,6 +11,7 @@ from typing import IO, Any, Self
 from pydantic_core import from_json
 
 from raylens.deployments.batch.request_file import BatchFileError
+from raylens.deployments.item_store.line_file import append_line, whole_lines
 
 
 class AnswerFile:
@@ -46,19 +46,13 @@ class AnswerFile:
         self._file.close()
 
     def _take_over(self) -> None:
-        num_whole = 0
-        with self._path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.endswith(b"\n"):
-                    break  # of a run that was killed
-                num_whole += len(line)
-                try:
-                    answer = from_json(line)
-                    self._count(answer["custom_id"], answer["response"]["status_code"])
-                except (ValueError, TypeError, KeyError) as error:
-                    reason = "is not an answer to one of these requests"
-                    raise BatchFileError(f"{self._path}, line {number} {reason}; name another file") from error
-        self._file.truncate(num_whole)
+        for number, line in enumerate(whole_lines(self._path), start=1):
+            try:
+                answer = from_json(line)
+                self._count(answer["custom_id"], answer["response"]["status_code"])
+            except (ValueError, TypeError, KeyError) as error:
+                reason = "is not an answer to one of these requests"
+                raise BatchFileError(f"{self._path}, line {number} {reason}; name another file") from error
 
     def _count(self, custom_id: str, status: int) -> None:
         if custom_id not in self._custom_ids or custom_id in self.done:
@@ -68,14 +62,15 @@ class AnswerFile:
 
     def add(self, custom_id: str, status: int, request_id: str, body: Any) -> None:
         """Appends an answer. Raises RuntimeError if the file has no room for it."""
-        response = {"status_code": status, "request_id": request_id, "body": body}
-        answer = {"id": f"batch_req_{request_id}", "custom_id": custom_id, "response": response, "error": None}
-        line = json.dumps(answer, ensure_ascii=False).encode() + b"\n"
-        num_bytes = os.fstat(self._file.fileno()).st_size
         try:
-            if self._file.write(line) != len(line):
-                raise OSError(0, "no room for another answer")
+            append_line(self._file, answer_line(custom_id, status, request_id, body))
         except OSError as error:
-            self._file.truncate(num_bytes)
             raise RuntimeError(f"{self._path}: {error.strerror}; the same command goes on from here") from error
         self._count(custom_id, status)
+
+
+def answer_line(custom_id: str, status: int, request_id: str, body: Any) -> bytes:
+    """Returns the line of an answer in the form of OpenAI's Batch API. `status`: of HTTP. `body`: of the answer."""
+    response = {"status_code": status, "request_id": request_id, "body": body}
+    answer = {"id": f"batch_req_{request_id}", "custom_id": custom_id, "response": response, "error": None}
+    return json.dumps(answer, ensure_ascii=False).encode() + b"\n"

@@ -9,19 +9,14 @@ import aiohttp
 from pydantic_core import from_json
 
 from raylens.deployments.batch.answer_file import AnswerFile
-from raylens.deployments.batch.request_file import BatchRequest
+from raylens.deployments.batch.attempts import Attempts
+from raylens.deployments.batch.request_lines import BatchRequest
 from raylens.deployments.operator.running_server import NoAnswerError, RunningServer, message_of
 
 _AWAY_SECONDS = 300.0
 """So long a server may be away, as when it starts again, before the run ends."""
-_FIRST_PAUSE_SECONDS = 0.5
-_LONGEST_PAUSE_SECONDS = 30.0
 _CONNECT_SECONDS = 10.0
 _REFUSED = (401, 403)
-_TRY_AGAIN = (429, 502, 503)
-"""The server has no room, or is away: no fault of the request."""
-_NUM_ATTEMPTS = 3
-"""Of a request that the server fails at."""
 
 
 class Sender:
@@ -50,8 +45,9 @@ class Sender:
 
     async def _answer(self, session: aiohttp.ClientSession, request: BatchRequest) -> None:
         """Sends one request until it has an answer of its own."""
-        pause_s, num_failed = _FIRST_PAUSE_SECONDS, 0
+        attempts = Attempts()
         while True:
+            retry_after = ""
             try:
                 url = self._server.url + request.path
                 async with session.post(url, json=request.body, allow_redirects=False) as response:
@@ -62,17 +58,13 @@ class Sender:
             else:
                 if status in _REFUSED:
                     raise NoAnswerError(f"{self._server.url} refuses the requests: {_message(body)}")
-                num_failed += status >= 500 and status not in _TRY_AGAIN
                 if status == 503:
                     self._check_sign(_message(body))
-                elif status not in _TRY_AGAIN and (status < 500 or num_failed == _NUM_ATTEMPTS):
+                if attempts.are_over(status):
                     self._last_sign = time.monotonic()
                     self._answers.add(request.custom_id, status, request_id, body)
                     return
-                if retry_after.isdecimal():
-                    pause_s = max(pause_s, float(retry_after))
-            await asyncio.sleep(min(pause_s, _LONGEST_PAUSE_SECONDS))
-            pause_s *= 2
+            await attempts.pause(retry_after)
 
     def _check_sign(self, reason: object) -> None:
         """Raises NoAnswerError if the server has been away for too long."""
