@@ -56,7 +56,9 @@ class File(BaseModel):
 class FileList(BaseModel):
     object: Literal["list"] = "list"
     data: list[File]
-    has_more: Literal[False] = False
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class DeletedFile(BaseModel):

@@ -2,12 +2,13 @@
 
 from typing import Annotated, Literal
 
-from fastapi import FastAPI, Form, UploadFile
+from fastapi import FastAPI, Form, Query, UploadFile
 from fastapi.responses import Response
 
 from raylens.deployments.api.models import DeletedFile, File, FileList
 from raylens.deployments.endpoint.call import HttpCall
 from raylens.deployments.endpoint.errors import ERROR_RESPONSES, JSON_ERROR_RESPONSES
+from raylens.deployments.endpoint.pages import page
 from raylens.deployments.item_store.shared_items import SharedUploads
 
 
@@ -37,17 +38,27 @@ class FileRoutes:
         expires_after_seconds: Annotated[int | None, Form(alias="expires_after[seconds]", ge=1)] = None,
     ) -> File:
         """Keeps a picture, a video or a sound for later requests of the same API key. These name it by its id: as
-        `file_id` of `input_image`, or as the URL `upload:<id>` wherever a URL is taken. `expires_after` shortens the
-        time that it is kept."""
+        `file_id` of `input_image`, or as the URL `upload:<id>` wherever a URL is taken. With the purpose `batch` it
+        keeps a file of requests for `/v1/batches`. `expires_after` shortens the time that it is kept."""
         name, content = (file.filename or "")[:256], await file.read()
         upload = await self._uploads.add(
             call.caller.cache_salt, name, purpose, content, max_age_s=expires_after_seconds
         )
         return File.model_validate(upload)
 
-    async def files(self, call: HttpCall) -> FileList:
-        """Lists the files of this API key, oldest first."""
-        return FileList.model_validate({"data": await self._uploads.all(call.caller.cache_salt)})
+    async def files(
+        self,
+        call: HttpCall,
+        purpose: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+        order: Literal["asc", "desc"] = "asc",
+        after: str | None = None,
+    ) -> FileList:
+        """Lists the files of this API key, oldest first unless `order` says otherwise."""
+        found = [one for one in await self._uploads.all(call.caller.cache_salt) if purpose in (None, one.purpose)]
+        if order == "desc":
+            found.reverse()
+        return FileList.model_validate(page(found, [one.file_id for one in found], limit, after))
 
     async def file(self, file_id: str, call: HttpCall) -> File:
         """Describes a file of this API key."""

@@ -15,6 +15,7 @@ from raylens.deployments.api.stored_responses import DeletedResponse, InputItemL
 from raylens.deployments.endpoint.call import ApiCall, HttpCall
 from raylens.deployments.endpoint.errors import ERROR_RESPONSES
 from raylens.deployments.endpoint.gate import check_json, num_json_parts
+from raylens.deployments.endpoint.pages import page
 from raylens.deployments.endpoint.request_cost import RequestCost
 from raylens.deployments.item_store.shared_items import SharedResponses
 from raylens.preprocess.schema import InvalidRequestError
@@ -136,18 +137,7 @@ class ResponseStore:
         items = [_told(item) for item in _items(lines)]
         if order == "desc":
             items.reverse()
-        ids = [item["id"] for item in items]
-        if after is not None and after not in ids:
-            raise InvalidRequestError(f"no item {after[:100]!r} in this response", field="after")
-        first = 0 if after is None else ids.index(after) + 1
-        page = items[first : first + limit]
-        told = [item["id"] for item in page]
-        return InputItemList(
-            data=page,
-            first_id=told[0] if told else None,
-            last_id=told[-1] if told else None,
-            has_more=first + limit < len(items),
-        )
+        return InputItemList(**page(items, [item["id"] for item in items], limit, after))
 
 
 def _items(lines: bytes) -> Iterator[dict[str, Any]]:
