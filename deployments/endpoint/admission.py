@@ -4,7 +4,10 @@ Two budgets bound the cost of all running requests (requests, bytes of body and 
 key, and one for all keys. Each of several ingresses admits an equal share of both. A request without room waits.
 Waiting requests start by priority, then by the number of their key's running requests, then by arrival. Admission
 refuses a request when the queue is full, or when the request has waited too long. A request never waits for bytes: they
-are already in memory, so it is refused at once."""
+are already in memory, so it is refused at once.
+
+A batch's request starts while half of both budgets is free, behind all others, and waits as long as it has to. It takes
+no place in the queue from others."""
 
 import asyncio
 import itertools
@@ -40,12 +43,16 @@ class _Quota:
         self.limit = self.share = self.used = RequestCost()
         self.num_tickets = 0
 
-    def lacking(self, cost: RequestCost, held: RequestCost) -> str | None:
+    def share_of(self, caller: Caller) -> RequestCost:
+        return self.share // 2 if caller.is_batch else self.share
+
+    def lacking(self, cost: RequestCost, ticket: "Ticket") -> str | None:
         """Returns the first resource without room for `cost`, or None. A request may exceed the share of a resource
         that no other request uses (`held` is all of `used`), else one larger than the share could never start."""
+        share, held = self.share_of(ticket.caller), ticket.held
         for name in RESOURCES:
             more, used = getattr(cost, name), getattr(self.used, name)
-            if more and used + more > getattr(self.share, name) and used > getattr(held, name):
+            if more and used + more > getattr(share, name) and used > getattr(held, name):
                 return name
         return None
 
@@ -73,7 +80,7 @@ class Ticket:
         """Takes more at once. Raises OverloadedError without room now, and as `Admission.check_size`."""
         self.admission.check_size(self, cost)
         for quota in self.quotas:
-            if lacking := quota.lacking(cost, self.held):
+            if lacking := quota.lacking(cost, self):
                 raise self.admission.refusal(lacking, f"no room for more {lacking} of {quota.owner} now")
         self.add(cost)
 
@@ -158,7 +165,9 @@ class Admission:
         self._waiting.append(waiter)
         self._let_in()
         try:
-            if not turn.done():
+            if ticket.caller.is_batch:
+                await turn
+            elif not turn.done():
                 self._check_queue(waiter)
                 async with asyncio.timeout(self._config.max_queue_seconds):
                     await turn
@@ -171,7 +180,8 @@ class Admission:
                 self._let_in()  # this request may have blocked others
 
     def _check_queue(self, waiter: _Waiter) -> None:
-        before = [other for other in self._waiting if other.number < waiter.number]
+        earlier = (other for other in self._waiting if other.number < waiter.number)
+        before = [other for other in earlier if not other.ticket.caller.is_batch]
         if len(before) >= self._config.max_queued_requests:
             raise self.refusal("queue", f"{len(before)} requests wait already")
         name = waiter.ticket.caller.name
@@ -194,13 +204,15 @@ class Admission:
             own, cost = waiter.ticket.quotas[0], waiter.cost
             if waiter.turn.done() or own in alone or (own, cost) in refused:
                 continue
-            full = next((quota for quota in waiter.ticket.quotas if quota.lacking(cost, waiter.ticket.held)), None)
+            full = next((quota for quota in waiter.ticket.quotas if quota.lacking(cost, waiter.ticket)), None)
             if full is None:
                 return waiter
             if full is self.all:
                 break  # smaller requests would starve it
             refused.add((own, cost))
-            if cost.exceeded_resource(own.share):  # it needs an idle key: smaller requests would starve it
+            if cost.exceeded_resource(
+                own.share_of(waiter.ticket.caller)
+            ):  # it needs an idle key: smaller requests would starve it
                 alone.add(own)
         return None
 

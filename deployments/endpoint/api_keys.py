@@ -41,13 +41,15 @@ class ApiKey(BaseModel):
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The sender of a request. Callers with different `cache_salt` share no cache entries, so neither can find out the
-    other's inputs. `name`: None if anybody may call. `is_admin`: the caller may read operator data."""
+    other's inputs. `name`: None if anybody may call. `is_admin`: the caller may read operator data. `is_batch`: the
+    request is a batch's, which live ones precede."""
 
     name: str | None
     cache_salt: str
     max_requests: int | None = None
     priority: int = 0
     is_admin: bool = False
+    is_batch: bool = False
 
 
 def new_key() -> str:
@@ -116,10 +118,14 @@ class ApiKeys:
 
     def find(self, key: str | None) -> Caller | None:
         """Returns the caller with this key, or None. The lookup by hash takes the same time for every key."""
+        return self.of_tenant(hash_key(key or "")) if self.is_open or key is not None else None
+
+    def of_tenant(self, cache_salt: str) -> Caller | None:
+        """Returns the caller with this `cache_salt`, or None if its key is not valid any more."""
         if self.is_open:
-            return Caller(None, hash_key(key or ""), is_admin=True)
+            return Caller(None, cache_salt, is_admin=True)
         self._read_again()
-        if key is None or (found := self._keys.get(hash_key(key))) is None:
+        if (found := self._keys.get(cache_salt)) is None:
             return None
         return Caller(found.name, found.sha256, found.max_requests, found.priority, found.admin)
 

@@ -23,6 +23,19 @@ Work = Callable[[ApiCall, Begun], Coroutine[Any, Any, None]]
 """Makes a response. Sets the future to how it begins, or fails before."""
 
 
+async def until_either(watch: Coroutine[Any, Any, Any], work: Coroutine[Any, Any, Any]) -> None:
+    """Does the work until it is done or the watch ends, which begins first. Raises what the first of both raises."""
+    tasks = [asyncio.create_task(watch), asyncio.create_task(work)]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 @dataclass(frozen=True, slots=True)
 class BackgroundJobs:
     """The responses that this ingress makes in the background. Use it on one event loop."""
@@ -57,14 +70,8 @@ class BackgroundJobs:
             ticket.take(RequestCost(bytes=call.ticket.held.bytes))
             own = replace(call, ticket=ticket, traced=TracedRequest(RequestContext(call.request_id)), state={})
             # The watch comes first, so that the shard knows of the work before it has the response.
-            watch = asyncio.create_task(self._until_cancelled(call.caller.cache_salt, response_id))
-            job = asyncio.create_task(work(own, begun))
-            try:
-                await asyncio.wait([watch, job], return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                watch.cancel()
-                job.cancel()
-            await job
+            await until_either(self._until_cancelled(call.caller.cache_salt, response_id), work(own, begun))
+            begun.cancel()  # does nothing unless a client cancelled the response before it began
 
     async def _until_cancelled(self, tenant: str, response_id: str) -> None:
         while True:

@@ -92,7 +92,8 @@ class Gate:
             if scope["path"] in _OPEN_PATHS:
                 await self.app(scope, receive, send)
                 return
-            caller = self._caller(headers, scope["path"])
+            # Of an OwnRequest. No client can set it: Ray Serve makes the state.
+            caller = state.get("caller") or self._caller(headers, scope["path"])
         except (AccessError, InvalidRequestError) as error:
             state["error"] = error
             await response_for(error, scope["path"])(scope, receive, send)

@@ -19,6 +19,8 @@ from raylens.deployments.config import AppConfig
 from raylens.deployments.endpoint.admission import Admission
 from raylens.deployments.endpoint.api_keys import ApiKeys
 from raylens.deployments.endpoint.background import BackgroundJobs
+from raylens.deployments.endpoint.batch_routes import BatchRoutes
+from raylens.deployments.endpoint.batch_runner import BatchRunner
 from raylens.deployments.endpoint.errors import ERROR_RESPONSES, add_error_handlers
 from raylens.deployments.endpoint.file_routes import FileRoutes
 from raylens.deployments.endpoint.gate import Gate
@@ -34,7 +36,7 @@ from raylens.deployments.endpoint.served_models import ModelRoute, ServedModels
 from raylens.deployments.endpoint.stored_responses import ResponseStore
 from raylens.deployments.endpoint.token_routes import TokenRoutes
 from raylens.deployments.item_store.client import Shards
-from raylens.deployments.item_store.shared_items import SharedItems, SharedResponses, SharedUploads
+from raylens.deployments.item_store.shared_items import SharedBatches, SharedItems, SharedResponses, SharedUploads
 from raylens.deployments.metrics.definitions import IngressMetrics
 from raylens.deployments.metrics.error_codes import known_errors
 from raylens.deployments.pipeline.pipeline import Pipeline
@@ -123,6 +125,9 @@ class Ingress(Replica):
         TokenRoutes(self._models, self._stored).add_to(api)
         FileRoutes(self._uploads).add_to(api)
         self._stored.add_to(api)
+        batches = SharedBatches(self._shards)
+        BatchRoutes(batches).add_to(api)
+        self._batch_runner = BatchRunner(batches, self._uploads, self._keys, api)
         OperatorRoutes(partial(export_metrics, config.metrics.port)).add_to(api)
         route = api.add_api_route
         route("/v1/models", self.models, methods=["GET"], responses=ERROR_RESPONSES)
@@ -168,8 +173,10 @@ class Ingress(Replica):
                 await asyncio.gather(*(route.monitor.known() for route in routes))
         skip_startup_objects()
         reporter = asyncio.create_task(self._report_forever())
+        self._batch_runner.open()
         yield
         reporter.cancel()
+        await self._batch_runner.close()
         self._jobs.close()
         for route in routes:
             route.monitor.close()

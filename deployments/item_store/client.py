@@ -70,8 +70,15 @@ class Shards:
     async def owner(self, key: str) -> "ShardConnection":
         """Returns the connection to the first shard in the key's ranking, for state that only this shard holds. Raises
         StageUnavailableError if the shard does not return in time."""
-        first = rank(key, self._handles)[0]
-        return await self._present(lambda: self._connections.get(first))
+        return await self.shard(rank(key, self._handles)[0])
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._handles)
+
+    async def shard(self, name: str) -> "ShardConnection":
+        """Returns the connection to this shard. Raises StageUnavailableError if it does not return in time."""
+        return await self._present(lambda: self._connections.get(name))
 
     def send(self, key: str, message: FromIngress) -> None:
         """Sends to the nearest shard; drops the message if no shard is reachable."""

@@ -44,6 +44,8 @@ class KeptFiles(Generic[FileT]):
 
     folder_name: str
     """The beginning of the folder's name. Subclasses set it."""
+    unit = "files"
+    """In messages."""
     not_found: Callable[[str], InvalidRequestError]
     """The error for the id of a file that the tenant does not have. Subclasses set it."""
 
@@ -74,9 +76,7 @@ class KeptFiles(Generic[FileT]):
         for known in self._folder.glob(f"*{_KNOWN}"):
             try:
                 fields = json.loads(known.read_bytes())
-                tenant, file = fields.pop("tenant"), self._kind(**fields)
-                if self._path(file).stat().st_size != file.num_bytes:
-                    continue
+                tenant, file = fields.pop("tenant"), self._found(self._kind(**fields))
             except (OSError, ValueError, TypeError, KeyError) as error:
                 logger.warning("%s is not kept: %s", known.stem, type(error).__name__)
                 continue
@@ -88,8 +88,14 @@ class KeptFiles(Generic[FileT]):
         for path in set(self._folder.iterdir()) - whole:
             path.unlink()
 
-    async def keep(self, tenant: str, file: FileT, content: bytes) -> None:
-        """Writes a file for which there is room."""
+    def _found(self, file: FileT) -> FileT:
+        """Returns a file of the folder as it is. Raises OSError or ValueError for one that is not whole."""
+        if file.num_bytes and (num_bytes := self._path(file).stat().st_size) != file.num_bytes:
+            raise ValueError(f"{num_bytes} bytes in place of {file.num_bytes}")
+        return file
+
+    async def keep(self, tenant: str, file: FileT, content: bytes = b"") -> None:
+        """Writes a file for which there is room. Without content there is only its metadata file."""
         self._enter(tenant, file)
         try:
             await asyncio.to_thread(self._write, tenant, file, content)
@@ -99,16 +105,26 @@ class KeptFiles(Generic[FileT]):
         self._written.add(file.file_id)
 
     def _enter(self, tenant: str, file: FileT) -> None:
-        self._by_tenant.setdefault(tenant, {})[file.file_id] = file
-        self._bytes_of[tenant] += file.num_bytes
+        """Also puts a file in place of an earlier description of it."""
+        files = self._by_tenant.setdefault(tenant, {})
+        earlier = files.get(file.file_id)
+        files[file.file_id] = file
+        self._bytes_of[tenant] += file.num_bytes - (earlier.num_bytes if earlier else 0)
         self._next_expiry = min(self._next_expiry, file.expires_at)
 
     def _write(self, tenant: str, file: FileT, content: bytes) -> None:
         """Runs on a thread. Deletes the file again if the client left meanwhile."""
-        self._path(file).write_bytes(content)
-        self._known(file).write_text(json.dumps({"tenant": tenant, **asdict(file)}))
+        if content:
+            self._path(file).write_bytes(content)
+        self._note(tenant, file)
         if file.file_id not in self._by_tenant.get(tenant, {}):
             self._unlink(file)
+
+    def _note(self, tenant: str, file: FileT) -> None:
+        """Writes the metadata file. Whoever reads it finds the old one or the new one."""
+        new = self._folder / f"{file.file_id}.new"
+        new.write_text(json.dumps({"tenant": tenant, **asdict(file)}))
+        new.replace(self._known(file))
 
     def _unlink(self, file: FileT) -> None:
         self._known(file).unlink(missing_ok=True)
@@ -153,9 +169,19 @@ class KeptFiles(Generic[FileT]):
             return
         for tenant, files in list(self._by_tenant.items()):
             for file in [one for one in files.values() if one.expires_at <= now and one.file_id in self._written]:
-                await self.remove(tenant, file)
+                await self.expire(tenant, file)
         left = (one.expires_at for files in self._by_tenant.values() for one in files.values())
-        self._next_expiry = min(left, default=math.inf)
+        self._next_expiry = min((one for one in left if one > now), default=math.inf)
+
+    async def expire(self, tenant: str, file: FileT) -> None:
+        await self.remove(tenant, file)
+
+    async def check_number(self, tenant: str, max_files: int, max_of_tenant: int) -> None:
+        """Raises InvalidRequestError if there is no place for one more file."""
+        if (number := len(await self.all(tenant))) >= max_of_tenant:
+            raise no_room(f"{number} {self.unit} are kept for this API key, the limit is {max_of_tenant}")
+        if self.num_files >= max_files:
+            raise no_room(f"{max_files} {self.unit} are kept, which is the limit")
 
     async def remove(self, tenant: str, file: FileT) -> None:
         files = self._by_tenant.get(tenant, {})
@@ -173,3 +199,7 @@ class KeptFiles(Generic[FileT]):
     def _known(self, file: FileT) -> Path:
         """Returns the path of a file's metadata file."""
         return self._folder / f"{file.file_id}{_KNOWN}"
+
+
+def no_room(reason: str) -> InvalidRequestError:
+    return InvalidRequestError(reason, field="file", code="no_room", status=413)

@@ -1,4 +1,4 @@
-"""What an ingress asks of the shards: the items of its requests, uploaded files and stored responses."""
+"""What an ingress asks of the shards: items of its requests, uploaded files, stored responses and batches."""
 
 import logging
 from contextlib import ExitStack, suppress
@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from raylens.deployments.item_store.client import OnPending, ShardLostError, Shards, unavailable
+from raylens.deployments.item_store.client import OnPending, ShardConnection, ShardLostError, Shards, unavailable
 from raylens.deployments.item_store.item_states import ContentMissingError, ItemOrder, ItemTrace, SharedItem
 from raylens.deployments.item_store.messages import Ask, CallMethod, Evict, Remember
 from raylens.deployments.item_store.uploads import Upload
@@ -93,9 +93,11 @@ class _OfTenants:
             return await received(await self._ask(pins, method, tenant, *arguments))
 
     async def _ask(self, pins: ExitStack, method: str, tenant: str, *arguments: Any) -> Any:
-        shard = await self._shards.owner(tenant)
+        return await self._ask_shard(await self._shards.owner(tenant), pins, method, tenant, *arguments)
+
+    async def _ask_shard(self, shard: ShardConnection, pins: ExitStack, method: str, *arguments: Any) -> Any:
         try:
-            return await shard.ask(partial(CallMethod, method=method, arguments=[tenant, *arguments]), pins)
+            return await shard.ask(partial(CallMethod, method=method, arguments=list(arguments)), pins)
         except ShardLostError as error:
             raise unavailable() from error
 
@@ -150,6 +152,53 @@ class SharedResponses(_OfTenants):
     async def is_in_work(self, tenant: str, response_id: str) -> bool:
         is_in_work: bool = await self._call("is_in_work", tenant, response_id)
         return is_in_work
+
+
+class SharedBatches(_OfTenants):
+    """See `Batches`."""
+
+    async def create(self, tenant: str, *fields: Any) -> dict[str, Any]:
+        created: dict[str, Any] = await self._call("create_batch", tenant, *fields)
+        return created
+
+    async def get(self, tenant: str, batch_id: str) -> dict[str, Any]:
+        batch: dict[str, Any] = await self._call("batch", tenant, batch_id)
+        return batch
+
+    async def all(self, tenant: str) -> list[dict[str, Any]]:
+        batches: list[dict[str, Any]] = await self._call("batches", tenant)
+        return batches
+
+    async def cancel(self, tenant: str, batch_id: str) -> dict[str, Any]:
+        cancelled: dict[str, Any] = await self._call("cancel_batch", tenant, batch_id)
+        return cancelled
+
+    @property
+    def shards(self) -> list[str]:
+        return self._shards.names
+
+    async def next(self, shard: str) -> tuple[str, str]:
+        """Returns the tenant and the id of a batch at this shard."""
+        with ExitStack() as pins:
+            tenant, batch_id = await self._ask_shard(await self._shards.shard(shard), pins, "next_batch")
+            return tenant, batch_id
+
+    async def hold(self, tenant: str, batch_id: str) -> bool:
+        is_mine: bool = await self._call("hold_batch", tenant, batch_id)
+        return is_mine
+
+    async def outline(self, tenant: str, batch_id: str) -> bytes:
+        return await self._read("outline_batch", tenant, batch_id)
+
+    async def begin(self, tenant: str, batch_id: str, num_total: int) -> None:
+        await self._call("begin_batch", tenant, batch_id, num_total)
+
+    async def add(self, tenant: str, batch_id: str, custom_id: str, is_error: bool, line: bytes) -> None:
+        kept = await stored(line)
+        await self._call("add_answer", tenant, batch_id, custom_id, is_error, sent(kept))
+
+    async def fail(self, tenant: str, batch_id: str, errors: list[dict[str, Any]]) -> None:
+        await self._call("fail_batch", tenant, batch_id, errors)
 
 
 def _name_key(tenant: str, name: str) -> str:

@@ -1,7 +1,7 @@
 """The SharedState deployment: a plain class, wrapped by `deployments/app.py`. Its replica is one shard.
 
 Ingress replicas have no state of their own. The shards hold their shared state, divided by hashes: the items and their
-caches, the names that clients gave to items, and uploaded files. Each ingress keeps a connection to every shard
+caches, the names that clients gave to items, uploaded files and batches. Each ingress keeps a connection to every shard
 (`deployments/item_store/client.py`)."""
 
 import asyncio
@@ -13,6 +13,7 @@ from typing import Any
 from ray import ObjectRef
 
 from raylens.deployments.config import AppConfig
+from raylens.deployments.item_store.batches import Batches
 from raylens.deployments.item_store.codec import pack, read
 from raylens.deployments.item_store.item_maker import ItemMaker
 from raylens.deployments.item_store.item_states import ContentMissingError, MadeItem, StoredItem
@@ -88,6 +89,7 @@ class SharedState(Replica):
         self._uploads = Uploads(config.uploads, config.media.limits, shard=number, num_shards=config.shared.shards)
         self._responses = StoredResponses(config.responses, shard=number, num_shards=config.shared.shards)
         self._in_work = ResponsesInWork()
+        self._batches = Batches(config.uploads, self._uploads, shard=number, num_shards=config.shared.shards)
         self.methods: dict[str, Callable[..., Awaitable[Any]]] = {
             "find_name": self._find_name,
             "add_file": self._add_file,
@@ -102,6 +104,16 @@ class SharedState(Replica):
             "until_cancelled": self._in_work.until_cancelled,
             "cancel_response": self._in_work.cancel,
             "is_in_work": self._in_work.has,
+            "create_batch": self._batches.create,
+            "batch": self._batches.describe,
+            "batches": self._batches.describe_all,
+            "cancel_batch": self._batches.cancel,
+            "next_batch": self._batches.next,
+            "hold_batch": self._batches.hold,
+            "outline_batch": self._outline_batch,
+            "begin_batch": self._batches.begin,
+            "add_answer": self._add_answer,
+            "fail_batch": self._batches.fail,
         }
         self._port = PrivatePort(lambda reader, writer: _IngressConnection(self, reader, writer).serve())
         loop = asyncio.get_running_loop()
@@ -138,6 +150,14 @@ class SharedState(Replica):
 
     async def _read_conversation(self, tenant: str, response_id: str, max_bytes: int) -> bytes | ObjectRef:
         return await stored(await self._responses.conversation(tenant, response_id, max_bytes))
+
+    async def _outline_batch(self, tenant: str, batch_id: str) -> bytes | ObjectRef:
+        return await stored(await self._batches.outline(tenant, batch_id))
+
+    async def _add_answer(
+        self, tenant: str, batch_id: str, custom_id: str, is_error: bool, line: bytes | PackedReference
+    ) -> None:
+        await self._batches.add(tenant, batch_id, custom_id, is_error, await received(line))
 
     async def _report_forever(self) -> None:
         while True:

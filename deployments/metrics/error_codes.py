@@ -12,7 +12,7 @@ _CLIENT_CODES = (
     # of fields
     *("invalid_json", "invalid_option", "invalid_task", "invalid_text", "invalid_timeout", "invalid_token_id"),
     *("invalid_value", "not_implemented", "unknown_parameter", "model_not_found", "file_not_found"),
-    *("response_not_found", "previous_response_not_found"),
+    *("response_not_found", "previous_response_not_found", "batch_not_found", "batch_too_large", "empty_batch"),
     # of prompts
     *("context_length_exceeded", "empty_prompt", "media_required", "no_chat_template", "no_room"),
     *("placeholder_mismatch", "too_many_items"),

@@ -217,6 +217,29 @@ def test_tenants_do_not_see_each_others_responses(app_url: str) -> None:
     assert alice.responses.retrieve(said.id).output_text == said.output_text
 
 
+def test_tenants_do_not_see_each_others_batches(app_url: str) -> None:
+    alice, bob = client_of(app_url, "alice"), client_of(app_url, "bob")
+    request = {"custom_id": "a", "url": "/v1/completions", "body": {"model": "shapes", "prompt": "Hi", "max_tokens": 2}}
+    file = alice.files.create(file=("in.jsonl", json.dumps(request).encode()), purpose="batch")
+    fields: Any = {"input_file_id": file.id, "endpoint": "/v1/completions", "completion_window": "24h"}
+    batch = alice.batches.create(**fields)
+    wait_until(lambda: alice.batches.retrieve(batch.id).status == "completed")
+    output = alice.batches.retrieve(batch.id).output_file_id
+    assert output is not None
+    assert bob.batches.list().data == []
+    for act in (
+        lambda: bob.batches.retrieve(batch.id),
+        lambda: bob.batches.cancel(batch.id),
+        lambda: bob.batches.create(**fields),
+        lambda: bob.files.content(output),
+    ):
+        with pytest.raises(NotFoundError):
+            act()
+    assert json.loads(alice.files.content(output).read())["response"]["status_code"] == 200
+    for one in (output, file.id):
+        alice.files.delete(one)
+
+
 @contextmanager
 def long_stream(client: OpenAI) -> Iterator[None]:
     """An answer that goes on until the block ends."""

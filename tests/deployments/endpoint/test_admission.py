@@ -3,6 +3,7 @@
 import asyncio
 import random
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -376,3 +377,27 @@ async def _all_end(tasks: "list[asyncio.Task[None]]", chance: random.Random) -> 
     for task in done:
         if not task.cancelled():
             task.result()
+
+
+async def test_a_batch_leaves_room_and_the_queue_to_others() -> None:
+    """Half of each budget stays free, and no live request waits behind a batch's or is refused for it."""
+    desk = Desk(total=budget(4), per_key=budget(4), max_queued_requests=1, max_queue_seconds=0.05)
+    batch = replace(caller("alice"), is_batch=True)
+    for number in range(6):
+        desk.come(f"line {number}", batch, priority=2001)
+    await settle()
+    assert desk.order == ["line 0", "line 1"]
+    desk.come("live 0", caller("alice"))
+    desk.come("live 1", caller("bob"))
+    desk.come("live 2", caller("alice"))
+    await settle()
+    assert desk.order[2:] == ["live 0", "live 1"]
+    await desk.go("line 0")
+    assert desk.order[4:] == ["live 2"]
+    await asyncio.sleep(0.1)
+    for name in ("live 0", "live 1"):
+        await desk.go(name)
+        assert len(desk.order) == 5
+    await desk.go("live 2")
+    assert desk.order[5:] == ["line 2"]
+    assert desk.refused == []

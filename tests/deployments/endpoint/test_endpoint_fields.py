@@ -26,6 +26,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 INPUT_TOKENS = "/v1/responses/input_tokens"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+BATCHES = "/v1/batches"
 LEAST: dict[str, dict[str, Any]] = {
     CHAT: {"model": "shapes", "messages": HELLO, "max_tokens": 2},
     COMPLETIONS: {"model": "shapes", "prompt": "Hello", "max_tokens": 2},
@@ -33,6 +34,7 @@ LEAST: dict[str, dict[str, Any]] = {
     INPUT_TOKENS: {"model": "shapes", "input": "Hello"},
     MESSAGES: {"model": "shapes", "messages": HELLO, "max_tokens": 2},
     COUNT: {"model": "shapes", "messages": HELLO},
+    BATCHES: {"endpoint": CHAT, "completion_window": "24h"},
     "/tokenize": {"prompt": "Hello"},
     "/detokenize": {"tokens": [5]},
     "/render": {"prompt": "Hello"},
@@ -48,6 +50,9 @@ REQUESTS: dict[str, type[BaseModel]] = {
 
 
 def post(app_url: str, path: str, **fields: Any) -> httpx.Response:
+    if path == BATCHES:
+        sent = httpx.post(f"{app_url}/v1/files", files={"file": ("in.jsonl", b"{}")}, data={"purpose": "batch"})
+        fields["input_file_id"] = sent.json()["id"]
     return httpx.post(f"{app_url}{path}", json={**LEAST[path], **fields}, timeout=60)
 
 

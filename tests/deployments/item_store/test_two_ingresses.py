@@ -1,5 +1,6 @@
 """Two replicas of the ingress and two shards: what one door has is there at the other, and no death takes it along."""
 
+import json
 import os
 import signal
 import socket
@@ -17,13 +18,17 @@ import pytest
 from openai import APIConnectionError, BadRequestError, NotFoundError, OpenAI
 
 from raylens.deployments.config import AppConfig
+from raylens.deployments.endpoint.api_keys import hash_key
+from raylens.deployments.routing.replica_choice import rank
 from tests.listening import listeners
 from tests.metric_values import LATENESS_SECONDS
 from tests.pictures import disc, encoded, user_message
-from tests.replicas import replica_pids
+from tests.replicas import replica_log, replica_pids
 from tests.waiting import wait_until
 
 SHARDS = ("Shared-0", "Shared-1")
+TENANT = {"Authorization": "Bearer unused"}
+SHARD_OF_TENANT = f"Shared-{rank(hash_key('unused'), ['0', '1'])[0]}"
 MOST_BYTES = 40_000_000  # of bodies
 
 
@@ -259,6 +264,92 @@ def test_a_dead_door_s_streams_are_cut_and_nothing_else_is_lost(doors: list[Door
     wait_until(lambda: len(doors_now()) == 2, 60)
     found = next(door for door in doors_now() if door.pid != doors[1].pid).ask(circle("red", 200))
     assert found.stage_timings["embedding_cache_hits"] == 1
+
+
+def batch_of(door: Door, number: int, **fields: Any) -> str:
+    """The id of a batch of so many questions about few pictures."""
+
+    def line(custom_id: int) -> dict[str, Any]:
+        message = user_message(
+            "What colour is the circle?", circle("green" if custom_id % 2 else "blue", custom_id % 8)
+        )
+        body = {"model": "shapes", "messages": [message], "temperature": 0, "max_tokens": 8, **fields}
+        return {"custom_id": f"{custom_id}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+    content = "".join(json.dumps(line(one)) + "\n" for one in range(number)).encode()
+    file = door.client.files.create(file=("in.jsonl", content), purpose="batch")
+    fields = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    return door.client.batches.create(input_file_id=file.id, **fields).id
+
+
+def num_answered(app_url: str, batch_id: str) -> int:
+    """Asked at the front door, behind which either may be gone."""
+    try:
+        counts = httpx.get(f"{app_url}/v1/batches/{batch_id}", headers=TENANT, timeout=30).json()["request_counts"]
+    except (httpx.TransportError, KeyError):
+        return 0  # while a shard or the door starts again
+    answered: int = counts["completed"] + counts["failed"]
+    return answered
+
+
+def runner(app_url: str, batch_id: str) -> int:
+    """The process that works on the batch: the one whose log grows by its lines."""
+    lines = {pid: replica_log(pid).count(" /v1/chat/completions 200 ") for pid in replica_pids("Ingress")}
+    before = num_answered(app_url, batch_id)
+    wait_until(lambda: num_answered(app_url, batch_id) >= before + 4)
+    grown = [pid for pid, one in lines.items() if replica_log(pid).count(" /v1/chat/completions 200 ") > one]
+    (pid,) = grown
+    return pid
+
+
+def check_batch(app_url: str, batch_id: str, number: int, seconds: float) -> None:
+    """Each request has one answer, and it is right."""
+
+    def batch() -> dict[str, Any]:
+        found: dict[str, Any] = httpx.get(f"{app_url}/v1/batches/{batch_id}", headers=TENANT).json()
+        return found
+
+    wait_until(lambda: batch().get("status") == "completed", seconds)
+    assert batch()["request_counts"] == {"total": number, "completed": number, "failed": 0}
+    output = httpx.get(f"{app_url}/v1/files/{batch()['output_file_id']}/content", headers=TENANT).text
+    answers = [json.loads(one) for one in output.splitlines()]
+    assert sorted(int(one["custom_id"]) for one in answers) == list(range(number))
+    for one in answers:
+        text = one["response"]["body"]["choices"][0]["message"]["content"]
+        assert text.startswith("green" if int(one["custom_id"]) % 2 else "blue")
+
+
+def kill_one(name: str) -> None:
+    os.kill(replica_pids(name)[0], signal.SIGKILL)
+
+
+def test_a_batch_goes_on_when_its_ingress_dies_and_when_its_shard_does(doors: list[Door], app_url: str) -> None:
+    number = 120
+    batch_id = batch_of(doors[0], number)
+    wait_until(lambda: num_answered(app_url, batch_id) >= 10)
+    os.kill(runner(app_url, batch_id), signal.SIGKILL)
+    reached = num_answered(app_url, batch_id)
+    wait_until(lambda: num_answered(app_url, batch_id) >= reached + 10)
+    kill_one(SHARD_OF_TENANT)
+    check_batch(app_url, batch_id, number, 120)
+    wait_until(lambda: len(doors_now()) == 2, 60)
+
+
+@pytest.mark.slow
+def test_two_thousand_requests_outlive_three_replicas_and_the_ingress_that_sends_them(
+    doors: list[Door], app_url: str
+) -> None:
+    number = 2000
+    batch_id = batch_of(doors[0], number)
+    for reached, kill in (
+        (200, lambda: kill_one("Generate")),
+        (500, lambda: kill_one(SHARD_OF_TENANT)),
+        (800, lambda: os.kill(runner(app_url, batch_id), signal.SIGKILL)),
+        (1200, lambda: kill_one("Encode")),
+    ):
+        wait_until(lambda reached=reached: num_answered(app_url, batch_id) >= reached, 280)  # type: ignore[misc]
+        kill()
+    check_batch(app_url, batch_id, number, 280)
 
 
 @pytest.mark.parametrize(
