@@ -81,7 +81,7 @@ class KeptFilesConfig(Settings):
 
 
 class UploadConfig(KeptFilesConfig):
-    """Files that clients upload once and name in later requests (`/v1/files`)."""
+    """Files that clients upload once and name in later requests (`/v1/files`), and batches with their answers."""
 
 
 class ResponsesConfig(KeptFilesConfig):

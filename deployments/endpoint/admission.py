@@ -140,7 +140,8 @@ class Admission:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        """Live requests: those of batches wait as a rule."""
+        return sum(not one.ticket.caller.is_batch for one in self._waiting)
 
     def check_size(self, ticket: Ticket, cost: RequestCost) -> None:
         """Raises InvalidRequestError if the ticket's total exceeds a whole budget, so that waiting would not help."""
@@ -154,7 +155,7 @@ class Admission:
     def refusal(self, reason: str, message: str) -> OverloadedError:
         """Counts a refused request and returns its error."""
         self._on_refusal(reason)
-        turns = (len(self._waiting) + 1) / max(1, self.all.used.requests)
+        turns = (self.num_waiting + 1) / max(1, self.all.used.requests)
         seconds = min(_MAX_RETRY_SECONDS, max(1.0, self._mean_seconds * turns))
         return OverloadedError(f"{message}, try again in {seconds:.0f} s", reason=reason, retry_after_s=seconds)
 
