@@ -14,7 +14,8 @@ from raylens.deployments.config import AppConfig
 from tests.pictures import disc, encoded, user_message
 from tests.waiting import wait_until
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT = "/v1/chat/completions"
+COMPLETIONS: Any = "/v1/completions"
 ENDED = ("completed", "failed", "cancelled", "expired")
 
 
@@ -109,7 +110,7 @@ def test_every_route_that_generates_text_can_be_asked(client: OpenAI, endpoint: 
 def test_wrong_lines_fail_a_batch_by_their_numbers(client: OpenAI) -> None:
     lines = [text("a"), [], text("a"), line("b", CHAT), text("c", stream=True), text("d") | {"method": "GET"}, {}]
     done = ended(client, begun(client, lines))
-    assert done.errors is not None is not done.errors.data
+    assert done.errors is not None
     found = [(one.line, one.code, one.param) for one in done.errors.data or []]
     assert found == [
         (2, "invalid_json_line", None),
@@ -190,7 +191,7 @@ def test_a_batch_whose_file_is_deleted_fails(client: OpenAI) -> None:
     for one in others:
         client.batches.cancel(one.id)
     done = ended(client, batch)
-    assert done.errors is not None is not done.errors.data
+    assert done.errors is not None
     assert (done.status, [one.code for one in done.errors.data or []]) == ("failed", ["file_not_found"])
 
 

@@ -99,9 +99,9 @@ async def test_an_answer_is_kept_whole_whose_ingress_is_lost_meanwhile(
     append, begun = Uploads.append, asyncio.Event()
 
     async def slow_append(*arguments: Any) -> None:
+        await append(*arguments)
         begun.set()
         await asyncio.sleep(0.05)
-        await append(*arguments)
 
     monkeypatch.setattr(Uploads, "append", slow_append)
     adding = asyncio.create_task(shard.add(batch_id, "a"))
@@ -124,6 +124,7 @@ async def test_a_killed_shard_finds_what_is_done_on_its_disk(tmp_path: Path) -> 
     second = Shard(tmp_path)
     outline = json.loads(await second.batches.outline("alice", batch_id))
     assert (outline["endpoint"], sorted(outline["answered"])) == (CHAT, ["a", "b"])
+    assert [one.purpose for one in await second.uploads.all("alice")] == ["batch"]
     told = await second.batches.describe("alice", batch_id)
     assert (told["status"], told["request_counts"]) == ("in_progress", {"total": 4, "completed": 1, "failed": 1})
     assert second.uploads.num_bytes == len(b"{}\n" + line("a") + line("b"))

@@ -319,10 +319,6 @@ def check_batch(app_url: str, batch_id: str, number: int, seconds: float) -> Non
         assert text.startswith("green" if int(one["custom_id"]) % 2 else "blue")
 
 
-def kill_one(name: str) -> None:
-    os.kill(replica_pids(name)[0], signal.SIGKILL)
-
-
 def test_a_batch_goes_on_when_its_ingress_dies_and_when_its_shard_does(doors: list[Door], app_url: str) -> None:
     number = 120
     batch_id = batch_of(doors[0], number)
@@ -330,7 +326,7 @@ def test_a_batch_goes_on_when_its_ingress_dies_and_when_its_shard_does(doors: li
     os.kill(runner(app_url, batch_id), signal.SIGKILL)
     reached = num_answered(app_url, batch_id)
     wait_until(lambda: num_answered(app_url, batch_id) >= reached + 10)
-    kill_one(SHARD_OF_TENANT)
+    os.kill(replica_pids(SHARD_OF_TENANT)[0], signal.SIGKILL)
     check_batch(app_url, batch_id, number, 120)
     wait_until(lambda: len(doors_now()) == 2, 60)
 
@@ -341,14 +337,10 @@ def test_two_thousand_requests_outlive_three_replicas_and_the_ingress_that_sends
 ) -> None:
     number = 2000
     batch_id = batch_of(doors[0], number)
-    for reached, kill in (
-        (200, lambda: kill_one("Generate")),
-        (500, lambda: kill_one(SHARD_OF_TENANT)),
-        (800, lambda: os.kill(runner(app_url, batch_id), signal.SIGKILL)),
-        (1200, lambda: kill_one("Encode")),
-    ):
+    for reached, name in ((200, "Generate"), (500, SHARD_OF_TENANT), (800, "Ingress"), (1200, "Encode")):
         wait_until(lambda reached=reached: num_answered(app_url, batch_id) >= reached, 280)  # type: ignore[misc]
-        kill()
+        pid = runner(app_url, batch_id) if name == "Ingress" else replica_pids(name)[0]
+        os.kill(pid, signal.SIGKILL)
     check_batch(app_url, batch_id, number, 280)
 
 
