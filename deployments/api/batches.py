@@ -6,7 +6,16 @@ from pydantic import BaseModel, Field
 
 from raylens.deployments.api.wire import Metadata, Name, RequestBody, WireModel
 
-BatchPath = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"]
+BatchPath = Literal[
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/v1/score",
+    "/classify",
+]
 PATHS: tuple[str, ...] = get_args(BatchPath)
 """The routes that the requests of a batch may name. Each takes a JSON body and answers with one."""
 

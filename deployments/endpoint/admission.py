@@ -211,10 +211,8 @@ class Admission:
             if full is self.all:
                 break  # smaller requests would starve it
             refused.add((own, cost))
-            if cost.exceeded_resource(
-                own.share_of(waiter.ticket.caller)
-            ):  # it needs an idle key: smaller requests would starve it
-                alone.add(own)
+            if cost.exceeded_resource(own.share_of(waiter.ticket.caller)):
+                alone.add(own)  # it needs an idle key: smaller requests would starve it
         return None
 
     def _quota_of(self, key: str, max_requests: int | None) -> _Quota:
