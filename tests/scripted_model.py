@@ -31,6 +31,9 @@ def save_scripted_model(
     model.resize_token_embeddings(max(len(tokenizer), model.config.text_config.vocab_size), mean_resizing=False)
     embeddings, head = model.get_input_embeddings().weight.data, model.lm_head.weight.data
     torch.nn.init.normal_(embeddings)
+    scripted = [tokenizer.convert_tokens_to_ids(word) for word in next_words]
+    assert len(scripted) <= embeddings.shape[1], "more words than dimensions"
+    embeddings[scripted] = torch.nn.init.orthogonal_(embeddings[scripted])  # so that no word stirs another's next one
     torch.nn.init.zeros_(head)
     for name, parameter in model.named_parameters():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
