@@ -1,5 +1,5 @@
-"""A model whose answers show what of a request has reached it: it answers a picture, a tool's result, a wish to think
-and a list of tools each in its own words."""
+"""A model whose answers show what of a request has reached it: it answers a picture, a page, a tool's result, a wish to
+think and a list of tools each in its own words."""
 
 from pathlib import Path
 
@@ -26,11 +26,14 @@ _TEMPLATE = """
 {%- endfor -%}
 {%- if messages[-1].role == 'tool' -%}{{- '[shown]' if seen.picture else '[told]' -}}
 {%- elif 'Think' in seen.text -%}{{- '[think]' -}}
+{%- elif 'Layout Detection' in seen.text -%}{{- '[layout]' -}}
 {%- elif seen.picture -%}{{- '[picture]' -}}
 {%- elif tools -%}{{- '[call]' -}}
 {%- else -%}{{- '[plain]' -}}{%- endif -%}
 """
 _CALL = '\n{"name": "look", "arguments": {"where":'
+_BLOCK = "<|box_start|>100 200 900 800<|box_end|><|ref_start|>title<|ref_end|><|rotate_up|>"
+"""The only block of a page, as MinerU's models tell it: a special token."""
 _NEXT_WORDS = {
     "[plain]": "It is",
     "It is": " red.",
@@ -38,6 +41,8 @@ _NEXT_WORDS = {
     "[picture]": "A blue",
     "A blue": " circle.",
     " circle.": "",
+    "[layout]": _BLOCK,
+    _BLOCK: "",
     "[think]": "<think>",
     "<think>": "\nIt may be",
     "\nIt may be": " green.\n",
@@ -60,4 +65,4 @@ _NEXT_WORDS = {
 
 
 def save_model(folder: Path) -> str:
-    return save_scripted_model(folder, _NEXT_WORDS, _TEMPLATE)
+    return save_scripted_model(folder, _NEXT_WORDS, _TEMPLATE, [_BLOCK])

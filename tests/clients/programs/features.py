@@ -1,17 +1,21 @@
 """What a client is asked to do, the same for each. It runs in the client's environment: nothing of Raylens is there.
 
-Each program gets the server's URL and a picture's file, and prints what came of each feature as JSON."""
+Each program gets the server's URL, a picture's file and the model's folder. It prints what came of each feature as
+JSON."""
 
 import asyncio
 import base64
 import inspect
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-URL, KEY, MODEL = sys.argv[1], "rl-of-the-clients", "scripted"
-PICTURE = Path(sys.argv[2]).read_bytes()
+URL, PICTURE_FILE, MODEL_FOLDER = sys.argv[1:4]
+KEY, MODEL = "rl-of-the-clients", "scripted"
+PICTURE = Path(PICTURE_FILE).read_bytes()
 PICTURE_URL = f"data:image/png;base64,{base64.b64encode(PICTURE).decode()}"
 
 PLAIN, ABOUT_PICTURE = "It is red.", "A blue circle."
@@ -40,6 +44,20 @@ FORM = {"type": "json_schema", "json_schema": {"name": "colour", "schema": SCHEM
 
 def is_equal(found: object, wanted: object) -> None:
     assert found == wanted, f"{found!r}, not {wanted!r}"
+
+
+def installed(program: str) -> str:
+    """Where this environment has the program."""
+    return str(Path(sys.executable).with_name(program))
+
+
+def run(program: str, *arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    command = [installed(program), *arguments]
+    ran = subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=os.environ | variables, check=False
+    )
+    assert ran.returncode == 0, (ran.stderr or ran.stdout)[-400:]
+    return ran
 
 
 def report(*features: "Callable[[], object]", **missing: str) -> None:
