@@ -12,9 +12,9 @@ model = OpenAIResponsesModel(model=MODEL, openai_client=AsyncOpenAI(base_url=f"{
 server = {"command": sys.executable, "args": [str(Path(__file__).with_name("mcp_server.py")), PICTURE_FILE]}
 
 
-async def picture_of_an_mcp_tool():
+async def picture_of_a_tool():
     async with MCPServerStdio(server) as tools:
         is_equal((await Runner.run(Agent("one", model=model, mcp_servers=[tools]), QUESTION)).final_output, SHOWN)
 
 
-report(picture_of_an_mcp_tool)
+report(picture_of_a_tool)

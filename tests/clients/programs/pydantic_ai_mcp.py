@@ -13,9 +13,9 @@ tools = MCPToolset(PythonStdioTransport(Path(__file__).with_name("mcp_server.py"
 model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=f"{URL}/v1", api_key=KEY))
 
 
-async def picture_of_an_mcp_tool():
+async def picture_of_a_tool():
     # It shows the picture in a message of the user behind the tool's.
     is_equal((await Agent(model, toolsets=[tools]).run(QUESTION)).output, ABOUT_PICTURE)
 
 
-report(picture_of_an_mcp_tool)
+report(picture_of_a_tool)
