@@ -257,6 +257,7 @@ async def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytes
     batch_id = await shard.create()
     await shard.batches.begin("alice", batch_id, 2)
     await shard.add(batch_id, "a")
+    before = shard.uploads.num_bytes
 
     def fail(file: Any, content: bytes) -> None:
         raise OSError(28, "No space left on device")
@@ -265,7 +266,7 @@ async def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytes
         patch.setattr(uploads_module, "append_line", fail)
         with pytest.raises(InvalidRequestError, match="No space left on device"):
             await shard.add(batch_id, "b")
-    before = shard.uploads.num_bytes
+    assert shard.uploads.num_bytes == before
     with monkeypatch.context() as patch:
         patch.setattr(Batches, "_note", lambda *_: fail(None, b""))
         with pytest.raises(OSError, match="No space"):
