@@ -110,7 +110,7 @@ class PieceMaker:
             finish_reason=None if last.finish_reason is None else last.finish_reason.value,
             times=_stage_times(last, len(token_ids)) if last.index == 0 else [],
             index=last.index,
-            pooled=() if last.pooled is None else [row.tobytes() for row in last.pooled.numpy()],
+            pooled=[] if last.pooled is None else [row.tobytes() for row in last.pooled.numpy()],
             logprobs=[self._scored(*one) for one in zip(scored, offsets, strict=True)] if scored else [],
             prompt_logprobs=self._prompt_logprobs(outputs[0]) if is_beginning else [],
         )

@@ -123,6 +123,6 @@ class GeneratedText:  # not frozen: creation would take four times as long, once
     thought: str = ""
     num_thought_tokens: int = 0
     stop: str | None = None
-    pooled: Sequence[bytes] = ()
+    pooled: list[bytes] = field(default_factory=list)
     logprobs: list[ScoredToken] = field(default_factory=list)
     prompt_logprobs: list[ScoredToken] = field(default_factory=list)

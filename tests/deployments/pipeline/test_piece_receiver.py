@@ -158,12 +158,12 @@ async def test_pieces_join_without_losing_anything() -> None:
     token = ScoredToken(1, b"a", -0.5, 1, [(1, b"a", -0.5)], 3)
     times = [StageTime("prefill", 1.0, 0.5, "Generate#1"), StageTime("first_decode", 1.5, 0.25, "Generate#1")]
     parts = [
-        GeneratedText("a", [1], 9, 4, 1, None, [times[0]], 0, "why", 1, None, (), [token], [token, token]),
+        GeneratedText("a", [1], 9, 4, 1, None, [times[0]], 0, "why", 1, None, [], [token], [token, token]),
         GeneratedText("x", [7], 9, 4, 1, None, [], 1),
-        GeneratedText("b", [2, 3], 9, 4, 3, "stop", [times[1]], 0, ".", 2, "\n", (), [token], []),
+        GeneratedText("b", [2, 3], 9, 4, 3, "stop", [times[1]], 0, ".", 2, "\n", [], [token], []),
     ]
     expected = GeneratedText(
-        "ab", [1, 2, 3], 9, 4, 3, "stop", times, 0, "why.", 2, "\n", (), [token, token], [token, token]
+        "ab", [1, 2, 3], 9, 4, 3, "stop", times, 0, "why.", 2, "\n", [], [token, token], [token, token]
     )
     assert joined(parts) == [expected, parts[1]]
 

@@ -38,6 +38,7 @@ PIECES = st.builds(
     TEXTS,
     INTEGERS,
     st.none() | TEXTS,
+    st.lists(st.binary(max_size=8), max_size=2),
     st.lists(TOKENS, max_size=3),
     st.lists(TOKENS, max_size=3),
 )
