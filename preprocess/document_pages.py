@@ -1,5 +1,6 @@
 """Pages of PDFs as pictures. A process of its own renders them: a hostile file can neither hang nor harm the server."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,15 +10,19 @@ from raylens.preprocess.media import MediaLimits
 from raylens.preprocess.schema import invalid_media
 
 _COMMAND = (sys.executable, "-m", render_pages.__name__)
+_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONSAFEPATH")
+"""Of the process: it gets no keys and tokens."""
 
 
 def pages_of(content: bytes, limits: MediaLimits) -> list[bytes]:
     """Returns each page as a PNG. Raises InvalidRequestError for a document with more than `limits.max_items` pages, or
     one that cannot be read or takes too long."""
+    command = [*_COMMAND, str(limits.max_items)]
+    environment = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     timeout_s = 2 * render_pages.MAX_SECONDS
     try:
         made = subprocess.run(
-            [*_COMMAND, str(limits.max_items)], input=content, capture_output=True, timeout=timeout_s, check=False
+            command, input=content, capture_output=True, timeout=timeout_s, env=environment, check=False
         )
     except subprocess.TimeoutExpired as error:
         raise invalid_media("the document takes too long to render", "invalid_document") from error

@@ -25,6 +25,7 @@ def render(max_pages: int) -> int:
     """Writes each page to standard output, as a PNG behind its length. Returns the exit status."""
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_BYTES, _MAX_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     import pypdfium2
 
     try:

@@ -61,3 +61,14 @@ def test_a_document_that_takes_too_long_is_given_up() -> None:
         pytest.raises(InvalidRequestError, match="takes too long"),
     ):
         pages_of(b"", MediaLimits())
+
+
+def test_its_process_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYLENS_API_KEYS", "of-a-client")
+    told = (
+        "import os, sys; all = repr(os.environ).encode(); sys.stdout.buffer.write(len(all).to_bytes(8, 'little') + all)"
+    )
+    with patch.object(document_pages, "_COMMAND", (sys.executable, "-c", told)):
+        (environment,) = pages_of(b"", MediaLimits())
+    assert b"PATH" in environment
+    assert b"of-a-client" not in environment
