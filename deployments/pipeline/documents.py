@@ -27,7 +27,7 @@ async def with_pages(
             continue
         pages = await pages_of(source)
         counts.append(len(pages))
-        opened_media += [replace(source, url=data_url(page), modality="image") for page in pages]
+        opened_media += [replace(source, url=data_url(page), modality="image", uuid=None) for page in pages]
     numbers = iter(counts)
 
     def opened(parts: Parts) -> Parts:

@@ -82,9 +82,7 @@ class MediaItems:
 
     async def load(self, request: PipelineRequest, processor: ProcessorIdentity) -> list[LoadedItem]:
         """Fetches, checks and hashes the request's items. Raises InvalidRequestError."""
-        if len(request.media) > self._limits.max_items:
-            reason = f"{len(request.media)} media items, the limit is {self._limits.max_items} per request"
-            raise InvalidRequestError(reason, field="messages", code="too_many_items")
+        self.check_number(request.media)
         self._check_total_bytes(sum(data.num_bytes for source in request.media if (data := source.data) is not None))
         watch = Stopwatch()
         contents = await self._contents(request)
@@ -138,6 +136,12 @@ class MediaItems:
             self._on_reply("preprocess")
         if trace.encoded_by is not None:
             self._on_reply(trace.encoded_by)
+
+    def check_number(self, media: Sequence[MediaSource]) -> None:
+        """Raises InvalidRequestError for more media than a request may have."""
+        if len(media) > self._limits.max_items:
+            reason = f"{len(media)} media items, the limit is {self._limits.max_items} per request"
+            raise InvalidRequestError(reason, field="messages", code="too_many_items")
 
     def _check_total_bytes(self, num_bytes: int) -> None:
         if num_bytes > self._limits.max_total_bytes:

@@ -106,6 +106,7 @@ class Pipeline:
         """Returns the prompt and its media with the pages of documents in their places. Raises InvalidRequestError."""
         if not any(source.modality == DOCUMENT for source in media):
             return prompt, list(media)
+        self.media.check_number(media)
         return await with_pages(prompt, media, partial(self._pages_of, cache_salt))
 
     async def _pages_of(self, cache_salt: str, source: MediaSource) -> list[bytes]:
