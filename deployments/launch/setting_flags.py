@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -25,6 +26,11 @@ FLAGS: Mapping[str, str] = {
     "max_num_seqs": "generate.engine.max_num_seqs",
     "max_num_batched_tokens": "generate.engine.max_num_batched_tokens",
     "allowed_local_media_path": "media.local_root",
+    "limit_mm_per_prompt": "media.limits.max_items_of",
+    "media_io_kwargs": "preprocess.video_frames",
+    "enable_lora": "generate.engine.max_loras",
+    "max_loras": "generate.engine.max_loras",
+    "max_lora_rank": "generate.engine.max_lora_rank",
     "chat_template": "chat.template",
     "tool_call_parser": "chat.tool_call_parser",
     "reasoning_parser": "chat.reasoning_parser",
@@ -51,6 +57,14 @@ def add_arguments(serve: argparse.ArgumentParser) -> None:
     add("--max-num-seqs", type=number, metavar="N", help="answers computed at a time (default: by the memory)")
     add("--max-num-batched-tokens", type=number, metavar="N", help="tokens of a step (default: by the device)")
     add("--allowed-local-media-path", metavar="FOLDER", help="folder whose files requests may name (default: none)")
+    limit_help = "media items of a request, e.g. image=4,video=1, or as JSON (default: 16 in all)"
+    add("--limit-mm-per-prompt", type=_limits, metavar="LIMITS", help=limit_help)
+    io_help = """frames of a video, as '{"video": {"num_frames": 64}}' (default: 32)"""
+    add("--media-io-kwargs", type=_video_frames, metavar="JSON", help=io_help)
+    lora_help = "serve LoRA adapters, one at a time; --set generate.adapters_folder=DIR names their folder"
+    add("--enable-lora", action="store_const", const=1, help=lora_help)
+    add("--max-loras", type=int, metavar="N", help="the same for N adapters in memory at a time")
+    add("--max-lora-rank", type=int, metavar="N", help="highest rank of an adapter (default: 16)")
     add("--chat-template", metavar="FILE", help="Jinja chat template (default: the model's)")
     add("--tool-call-parser", metavar="NAME", help="format of tool calls (default: found by the chat template)")
     add("--reasoning-parser", metavar="NAME", help="tags of thoughts (default: found by the chat template)")
@@ -80,7 +94,8 @@ def flag_of(setting: str, args: argparse.Namespace) -> str:
     """Returns the flag that has set a setting."""
     if setting in dict(args.set):
         return f"--set {setting}"
-    return "--" + next(name for name, one in FLAGS.items() if one == setting).replace("_", "-")
+    names = (name for name, one in FLAGS.items() if one == setting and getattr(args, name) is not None)
+    return "--" + next(names).replace("_", "-")
 
 
 def refuse_unknown(arguments: list[str]) -> None:
@@ -95,6 +110,25 @@ def refuse_unknown(arguments: list[str]) -> None:
         message += "; `raylens serve` takes any setting of serve.yaml as --set NAME=VALUE"
         message += f": is it{meant}?" if meant else ""
     raise ConfigError(message)
+
+
+def _limits(text: str) -> dict[str, int]:
+    """Returns the limits of vLLM's `--limit-mm-per-prompt`, in its old or its new form."""
+    try:
+        given = json.loads(text) if text.startswith("{") else dict(one.split("=") for one in text.split(","))
+        return {name: int(limit) for name, limit in given.items()}
+    except (ValueError, TypeError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not like image=4,video=1") from error
+
+
+def _video_frames(text: str) -> int:
+    try:
+        match json.loads(text):
+            case {"video": {"num_frames": int(number), **others}} if not others:
+                return number
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} sets more or less than the num_frames of video")
 
 
 def _assignment(text: str) -> tuple[str, Any]:

@@ -142,6 +142,11 @@ class MediaItems:
         if len(media) > self._limits.max_items:
             reason = f"{len(media)} media items, the limit is {self._limits.max_items} per request"
             raise InvalidRequestError(reason, field="messages", code="too_many_items")
+        for modality, limit in self._limits.max_items_of.items():
+            number = sum(source.modality == modality for source in media)
+            if number > limit:
+                reason = f"{number} {modality} items, the limit is {limit} per request"
+                raise InvalidRequestError(reason, field="messages", code="too_many_items")
 
     def _check_total_bytes(self, num_bytes: int) -> None:
         if num_bytes > self._limits.max_total_bytes:

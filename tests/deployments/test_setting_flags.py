@@ -49,6 +49,7 @@ def test_any_setting_can_be_set(shapes: str) -> None:
 
 
 def test_each_flag_is_a_setting(tmp_path: Path, shapes: str) -> None:
+    of_adapters = {"enable_lora", "max_loras", "max_lora_rank"}  # which several ranks do not serve
     template = tmp_path / "template.jinja"
     template.write_text("{{ messages }}")
     values = {
@@ -62,10 +63,22 @@ def test_each_flag_is_a_setting(tmp_path: Path, shapes: str) -> None:
         "chat_template": str(template),
         "tool_call_parser": "hermes",
         "reasoning_parser": "qwen3",
+        "limit_mm_per_prompt": "image=4,video=0",
+        "media_io_kwargs": '{"video": {"num_frames": 40}}',
     }
-    assert values.keys() == FLAGS.keys() - {"vision_plugin"}
-    config = loaded(*(part for name, value in values.items() for part in (f"--{name.replace('_', '-')}", value)))
+    without_value = {"trust_request_chat_template"}
+    assert values.keys() | without_value == FLAGS.keys() - {"vision_plugin"} - of_adapters
+    flags = [part for name, value in values.items() for part in (name, value)] + [*without_value]
+    flags = [f"--{one.replace('_', '-')}" if one in FLAGS else one for one in flags]
+    config = loaded(*flags)
     assert (config.generate.engine.memory_fraction, config.media.local_root) == (0.5, str(tmp_path))
+    assert (config.media.limits.max_items_of, config.preprocess.video_frames) == ({"image": 4, "video": 0}, 40)
+    assert config.chat.trust_request_template
+    folder = ("--set", f"generate.adapters_folder={tmp_path}")
+    engine = loaded("--max-loras", "3", "--max-lora-rank", "64", *folder).generate.engine
+    assert (engine.max_loras, engine.max_lora_rank) == (3, 64)
+    assert loaded("--enable-lora", *folder).generate.engine.max_loras == 1
+    assert loaded("--limit-mm-per-prompt", '{"image": 2}').media.limits.max_items_of == {"image": 2}
 
 
 @pytest.mark.parametrize(
@@ -73,6 +86,8 @@ def test_each_flag_is_a_setting(tmp_path: Path, shapes: str) -> None:
     [
         (("--dtype", "float7"), r"--dtype: Input should be 'auto'"),
         (("--reasoning-parser", "x"), r"--reasoning-parser: .*must be one of"),
+        (("--limit-mm-per-prompt", "picture=1"), r"max_items_of.*'image', 'video' or 'audio'"),
+        (("--enable-lora",), r"adapters_folder is null"),
         (("--set", "generate.num_gpus=-1"), r"--set generate\.num_gpus: Input should be greater"),
         (("--set", "generate.engine.block_sise=8"), r"--set generate\.engine\.block_sise: Unexpected"),
         (("--set", "generate.num_gpu=1"), r"--set generate\.num_gpu: Extra inputs are not permitted"),
@@ -92,10 +107,25 @@ def test_what_is_no_assignment_is_refused(text: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--limit-mm-per-prompt", "image"),
+        ("--limit-mm-per-prompt", '{"image": {"count": 1}}'),
+        ("--media-io-kwargs", '{"video": {"fps": 2}}'),
+        ("--media-io-kwargs", "40"),
+    ],
+)
+def test_values_of_another_form_are_refused(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed(flag, value)
+    assert f"argument {flag}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("argument", "meant"),
     [
         ("--num-gpus", "generate.num_gpus?"),
-        ("--max-loras=2", "generate.engine.max_loras?"),
+        ("--max-lora=2", "generate.engine.max_loras?"),
         ("--enable-prefix-caching", "generate.engine.prefix_caching?"),
         ("--cors-origin", "ingress.cors_origins?"),
     ],

@@ -22,6 +22,7 @@ from raylens.deployments.tracing.spans import Spans
 from raylens.deployments.wire.stage_messages import EmbeddingInfo
 from raylens.llm.sampling.params import SamplingParams
 from raylens.preprocess.data_url import data_url
+from raylens.preprocess.media import MediaLimits
 from raylens.preprocess.schema import (
     ChatPrompt,
     InvalidRequestError,
@@ -193,6 +194,18 @@ async def test_a_header_is_read_once_and_the_pixels_go_with_the_item(
     sent = PipelineRequest("r", ChatPrompt([]), sources, SamplingParams(), on_fetched=note)
     assert [item.num_pixels for item in await items.load(sent, PROCESSOR)] == [600, 0, 7]
     assert fetched == [(len(picture), 600), (len(picture), 0)]
+
+
+async def test_a_modality_may_have_a_limit_of_its_own(items: Items) -> None:
+    items._limits = MediaLimits(max_items=3, max_items_of={"image": 1, "audio": 0})
+    image, video, audio = (MediaSource(RED, "a field", modality) for modality in ("image", "video", "audio"))
+    items.check_number([image, video, video])
+    for media, reason in (([image] * 2, "2 image items, the limit is 1"), ([audio], "1 audio items, the limit is 0")):
+        with pytest.raises(InvalidRequestError, match=reason) as caught:
+            items.check_number(media)
+        assert caught.value.code == "too_many_items"
+    with pytest.raises(InvalidRequestError, match="4 media items, the limit is 3"):
+        items.check_number([video] * 4)
 
 
 async def test_bytes_of_all_items_are_bounded_while_they_arrive(items: Items, monkeypatch: pytest.MonkeyPatch) -> None:
