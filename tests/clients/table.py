@@ -60,6 +60,8 @@ OTHERS = (
     Client("pydantic-ai, MCP", "pydantic_ai_mcp.py", ("pydantic-ai-slim[openai,mcp]",)),
     Client("openai-agents, MCP", "openai_agents_mcp.py", ("openai-agents",)),
     Client("mineru-vl-utils", "mineru_http.py", ("mineru-vl-utils",)),
+    Client("cohere", "cohere_rerank.py", ("cohere",)),
+    Client("langchain-openai and openai", "embeddings_python.py", ("langchain-openai", "openai")),
     Client("open-webui", "open_webui.py", ("open-webui", "playwright")),
     Client("guidellm", "guidellm_benchmark.py", ("guidellm[vision]",)),
     Client("aiperf", "aiperf_benchmark.py", ("aiperf",)),
@@ -80,7 +82,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "model").mkdir()
-        settings = {"model": save_model(folder / "model"), "served_model_name": "scripted", "dtype": "float32"}
+        names = {"model": save_model(folder / "model"), "served_model_name": "scripted"}
+        settings = {**names, "dtype": "float32", "pooling": {"type": "last"}}
         application = {"name": "raylens", "import_path": "raylens.deployments.app:build_app", "args": settings}
         (folder / "serve.yaml").write_text(yaml.safe_dump({"applications": [application]}))
         with serving("--config", str(folder / "serve.yaml"), "--api-key", KEY, errors=sys.stderr) as server:
@@ -89,7 +92,7 @@ def main() -> int:
                 client: told_by(
                     client,
                     (args.environments or folder) / Path(client.program).stem,
-                    (server.url, str(PICTURES / "one.png"), settings["model"]),
+                    (server.url, str(PICTURES / "one.png"), names["model"]),
                 )
                 for client in chosen
             }
