@@ -2,7 +2,8 @@
 
 import io
 import warnings
-from typing import Literal
+from dataclasses import field
+from typing import Annotated, Literal
 
 from PIL import Image, ImageFile, ImageOps
 from pydantic import ConfigDict, Field, NonNegativeInt
@@ -59,9 +60,10 @@ class MediaLimits:
     """The limits of one request's media."""
 
     max_items: int = Field(default=16, ge=0, description="media items per request")
-    max_items_of: dict[Literal["image", "video", "audio"], NonNegativeInt] = Field(
-        default_factory=dict, description="fewer of a modality, e.g. {video: 1}"
-    )
+    max_items_of: Annotated[
+        dict[Literal["image", "video", "audio"], NonNegativeInt],
+        Field(description="fewer of one kind, e.g. {video: 1}"),
+    ] = field(default_factory=dict, hash=False)  # limits are keys of caches
     max_item_bytes: int = Field(default=20 * 2**20, ge=1, description="bytes of one encoded item")
     max_total_bytes: int = Field(default=64 * 2**20, ge=1, description="bytes of all encoded items of a request")
     max_image_pixels: int = Field(default=50_000_000, ge=1, description="pixels of one image, width x height")
