@@ -5,7 +5,16 @@ from hashlib import sha256
 from typing import Annotated, Any, Literal, Self, TypeAlias
 from urllib.parse import quote
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from raylens.llm.config import NO_ASYNC_WITH_RANKS, NO_INT8_ON_GPU, DtypeName, EngineSettings
 from raylens.preprocess import thought_formats as thoughts
@@ -165,13 +174,19 @@ class ChatConfig(Settings):
     trust_request_template: bool = Field(False, description="whether requests may bring a chat_template, as in vLLM")
 
 
+_Answer = Annotated[
+    str, BeforeValidator(lambda value: {False: "no", True: "yes"}[value] if isinstance(value, bool) else value)
+]
+"""A token. YAML reads `no` and `yes` as false and true."""
+
+
 class PoolingConfig(Settings):
     """What `/v1/embeddings`, `/v1/rerank`, `/v1/score` and `/classify` answer with, for a checkpoint whose files do not
     tell."""
 
     type: Literal["last", "mean"] | None = Field(None, description="embed by the last token or the mean; null: its own")
     normalize: bool = Field(True, description="with type: embeddings get the length 1")
-    score_tokens: tuple[str, str] | None = Field(
+    score_tokens: tuple[_Answer, _Answer] | None = Field(
         None, description="a reranker's answers, e.g. [no, yes]; null: its own"
     )
 

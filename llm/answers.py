@@ -1,5 +1,6 @@
 """The unfinished answers of all requests: appends sampled tokens and ends answers."""
 
+import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -96,6 +97,7 @@ class Answers:
             self._end(sequence, FinishReason.LENGTH)
             return RequestOutput.of(sequence, prompt_logprobs=answer.prompt_logprobs)
         pooled = self._pooler.result(answer.pooled, sequence.num_prompt_tokens - sequence.pooled_from)
+        sequence.times.first_token = time.perf_counter()  # the end of its prefill
         self._end(sequence, FinishReason.STOP)
         return RequestOutput.of(sequence, pooled=pooled)
 

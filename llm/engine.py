@@ -161,7 +161,8 @@ class LLMEngine:
             first = first or sequence
             if arrival is not None:
                 sequence.times.arrival = arrival
-            if params.structured_output is None:  # else other threads need time for the mask of each token
+            # With a form of the answer, other threads need time for the mask of each token.
+            if params.structured_output is None and not pools:
                 sequence.lookup = self._lookup_of(sequence)
             has_stop = bool(self._defaults.stop_strings(params))
             detokenizer = self.make_detokenizer(params, request.prompt) if has_stop else None

@@ -28,7 +28,8 @@ class Pooler:
     ) -> None:
         """Raises ValueError for a checkpoint without the layers' weights."""
         self._pooling = pooling
-        read = partial(_read_linear, checkpoint, revision, next(model.parameters()))
+        self._like = next(model.parameters())
+        read = partial(_read_linear, checkpoint, revision, self._like)
         self._layers: list[_Layer] = []
         if pooling.module is not None:
             self._layers.append(model.get_submodule(pooling.module))
@@ -55,7 +56,8 @@ class Pooler:
         `num_tokens` of them."""
         rows = torch.cat([*parts])
         if self._pooling.rows == "mean":
-            rows = self._projected(rows.sum(0, keepdim=True) / num_tokens).float().cpu()
+            mean = (rows.sum(0, keepdim=True) / num_tokens).to(self._like.device, self._like.dtype)
+            rows = self._projected(mean).float().cpu()
         return nn.functional.normalize(rows, dim=-1) if self._pooling.normalizes else rows
 
     def _projected(self, hidden: torch.Tensor) -> torch.Tensor:

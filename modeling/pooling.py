@@ -84,6 +84,8 @@ def find_pooling(
     if (modules := read_json(model, "modules.json", revision)) is not None and own is None:
         return _of_modules(modules, model, revision)
     if any(name.endswith(_CLASSIFIER) for name in hf_config.architectures or ()):
+        if (kind := getattr(hf_config, "problem_type", None)) not in (None, "single_label_classification"):
+            raise ValueError(f"{model}: a classifier of problem_type {kind}, which is not supported")
         labels = tuple(hf_config.id2label[index] for index in sorted(hf_config.id2label))
         return Pooling("last", labels=labels, generates=False)
     return own

@@ -6,18 +6,18 @@ import sys
 from collections.abc import Iterator
 
 from raylens.preprocess import render_pages
-from raylens.preprocess.media import MediaLimits
 from raylens.preprocess.schema import invalid_media
 
 _COMMAND = (sys.executable, "-m", render_pages.__name__)
+_TOO_MUCH = "the document takes too much time or memory to render"
 _VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONSAFEPATH")
 """Of the process: it gets no keys and tokens."""
 
 
-def pages_of(content: bytes, limits: MediaLimits) -> list[bytes]:
-    """Returns each page as a PNG. Raises InvalidRequestError for a document with more than `limits.max_items` pages, or
-    one that cannot be read or takes too long."""
-    command = [*_COMMAND, str(limits.max_items)]
+def pages_of(content: bytes, max_pages: int) -> list[bytes]:
+    """Returns each page as a PNG, or as a JPEG if that would be large. Raises InvalidRequestError for a document with
+    more pages, or one that cannot be read or takes too much time or memory."""
+    command = [*_COMMAND, str(max_pages)]
     environment = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     timeout_s = 2 * render_pages.MAX_SECONDS
     try:
@@ -25,10 +25,12 @@ def pages_of(content: bytes, limits: MediaLimits) -> list[bytes]:
             command, input=content, capture_output=True, timeout=timeout_s, env=environment, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise invalid_media("the document takes too long to render", "invalid_document") from error
+        raise invalid_media(_TOO_MUCH, "invalid_document") from error
     if made.returncode == render_pages.TOO_MANY:
-        reason = f"the document has {made.stderr.decode()} pages, the limit is {limits.max_items} media items"
+        reason = f"the document has {made.stderr.decode()} pages, the request has room for {max_pages} media items"
         raise invalid_media(reason, "too_many_items")
+    if made.returncode < 0:  # killed for its time or memory
+        raise invalid_media(_TOO_MUCH, "invalid_document")
     if made.returncode != 0:
         reason = f"the {len(content)} bytes are not a PDF that can be read and rendered, without a password"
         raise invalid_media(reason, "invalid_document")

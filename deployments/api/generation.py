@@ -109,7 +109,7 @@ class AnyGenerationFields(PromptFields):
     """The fields that all APIs share that write text."""
 
     stream: bool | None = None
-    stream_interval: int = Field(1, ge=1, description="tokens in each event of a stream, but for the last one")
+    stream_interval: int = Field(1, ge=1, le=1024, description="tokens in each event of a stream, but for the last one")
     temperature: Annotated[float, bounds.TEMPERATURE] | None = None
     top_p: Annotated[float, bounds.TOP_P] | None = None
     top_k: Annotated[int, bounds.TOP_K] | None = Field(None, description="-1 and 0: off")

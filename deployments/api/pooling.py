@@ -9,10 +9,15 @@ from raylens.deployments.api.content import ContentPart, ImagePart, MediaPart, T
 from raylens.deployments.api.messages import Messages, Parts, TemplateFields
 from raylens.deployments.api.prompt_fields import PromptAndMedia, PromptFields
 from raylens.deployments.api.prompts import TokenIds
-from raylens.deployments.api.wire import Accepted, OrAbsent, WireModel
+from raylens.deployments.api.wire import Accepted, NotDone, OrAbsent, WireModel
+from raylens.deployments.pipeline.media_source import UPLOAD_SCHEME
 from raylens.preprocess.data_url import is_data_url
 from raylens.preprocess.schema import InvalidRequestError, PooledPrompt, TokensPrompt, parts_of
 
+_PURPOSES = {"query": "query", "document": "document", "search_query": "query", "search_document": "document"} | {
+    "retrieval.query": "query",
+    "retrieval.passage": "document",
+}
 MAX_INPUTS = 2048
 """OpenAI's limit of inputs in one request."""
 
@@ -48,7 +53,8 @@ Content = list[tuple[ContentPart, str]]
 
 
 def _as_url(image: str) -> str:
-    return image if is_data_url(image) or "://" in image[:16] else f"data:;base64,{image}"
+    is_url = is_data_url(image) or "://" in image[:16] or image.startswith(UPLOAD_SCHEME)
+    return image if is_url else f"data:;base64,{image}"
 
 
 def _named(parts: Parts, field: str) -> Content:
@@ -109,7 +115,6 @@ class PooledFields(PromptFields):
     embed_dtype: Literal["float32"] | None = None
     endianness: Literal["native", "little"] | None = None
     metadata: Accepted = None
-    task: Accepted = None  # of Jina's models
 
     def pooled(self, content: Content, query: Content | None = None, purpose: str | None = None) -> PromptAndMedia:
         """Returns the prompt of an input, or of a document for a `query`, with its media."""
@@ -125,6 +130,9 @@ class InputFields(PooledFields, TemplateFields):
     messages: Messages | None = None
     input_type: Literal["query", "document", "search_query", "search_document"] | None = Field(
         None, description="what the input is for, where the model tells queries from documents"
+    )
+    task: Annotated[str, Field(max_length=64)] | None = Field(
+        None, description="Jina's name for the same: retrieval.query or retrieval.passage"
     )
 
     @model_validator(mode="after")
@@ -149,7 +157,7 @@ class InputFields(PooledFields, TemplateFields):
                 return [(TokensPrompt(given), [])]
             case "lists of ids":
                 return [(TokensPrompt(ids), []) for ids in given]
-        purpose = None if self.input_type is None else self.input_type.removeprefix("search_")
+        purpose = _PURPOSES.get(self.input_type or self.task or "")
         contents = _contents_of(given, "input") if isinstance(given, list) else [_content_of(given, "input")]
         return [self.pooled(one, purpose=purpose) for one in contents]
 
@@ -182,9 +190,9 @@ class RerankRequest(PooledFields):
     documents: Entries | DocumentParts
     top_n: int | None = Field(None, ge=0, description="so many documents at most; 0: all")
     return_documents: bool = Field(True, description="add each document that is a text")
-    max_tokens_per_doc: Accepted = None
-    max_chunks_per_doc: Accepted = None
-    rank_fields: Accepted = None
+    max_tokens_per_doc: NotDone = None
+    max_chunks_per_doc: NotDone = None
+    rank_fields: NotDone = None
 
     @property
     def field_names(self) -> Mapping[str, str]:
@@ -244,7 +252,9 @@ class ScoreRequest(PooledFields):
     def _document_contents(self) -> list[Content]:
         documents = self.documents if isinstance(self.documents, list) else [self.documents]
         if self.num_queries not in (1, len(documents)):
-            reason = f"{len(documents)} documents for {self.num_queries} queries: send one query or as many"
+            reason = (
+                f"{len(documents)} documents for {self.num_queries} queries: send one query, or one for each document"
+            )
             raise InvalidRequestError(reason, field="documents")
         return _contents_of(documents, "documents")
 

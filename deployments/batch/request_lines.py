@@ -55,7 +55,7 @@ class RequestLines:
 
     def _add(self, custom_id: str, number: int, offset: int) -> None:
         if custom_id in self._numbers:
-            reason = f"custom_id {custom_id!r} is that of line {self._numbers[custom_id]}"
+            reason = f"custom_id {custom_id[:100]!r} is that of line {self._numbers[custom_id]}"
             raise LineError(reason, "duplicate_custom_id", "custom_id")
         self._numbers[custom_id], self.offsets[custom_id] = number, offset
 

@@ -60,7 +60,7 @@ class Sender:
                     raise NoAnswerError(f"{self._server.url} refuses the requests: {_message(body)}")
                 if status == 503:
                     self._check_sign(_message(body))
-                if attempts.are_over(status):
+                if attempts.are_over(status, len(self._answers.done)):
                     self._last_sign = time.monotonic()
                     self._answers.add(request.custom_id, status, request_id, body)
                     return

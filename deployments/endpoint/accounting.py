@@ -9,6 +9,7 @@ from prometheus_client import Counter
 
 from raylens.deployments.api.wire import CompletionTokensDetails, PromptTokensDetails, StageTimings, Usage
 from raylens.deployments.config import MetricsConfig
+from raylens.deployments.endpoint.api_keys import Caller
 from raylens.deployments.metrics.definitions import IngressMetrics
 from raylens.deployments.pipeline.pipeline_request import PipelineRequest, seconds_by_stage
 from raylens.deployments.stages.stage_calls import StageFailedError
@@ -23,9 +24,10 @@ class RequestAccount:
     """Tracks one client request: the pieces of its answers as they are sent, and its end.
 
     `model`: the name of the answering model or adapter. `requests`: the pipeline's requests, one for each prompt, with
-    `num_answers` answers each. Answer i belongs to prompt i // num_answers. `api_key`: the name of the client's key."""
+    `num_answers` answers each. Answer i belongs to prompt i // num_answers. Nobody waits for a batch's request: none of
+    its times are observed, and it is within the SLO."""
 
-    def __init__(self, metrics: IngressMetrics, request_id: str, api_key: str | None, goals: MetricsConfig) -> None:
+    def __init__(self, metrics: IngressMetrics, request_id: str, caller: Caller, goals: MetricsConfig) -> None:
         self.request_id = request_id
         self.created = int(time.time())
         self.model = ""
@@ -34,7 +36,8 @@ class RequestAccount:
         self.times: list[StageTime] = []
         """Stage times of the request as a whole, without its prompts' times."""
         self._metrics = metrics
-        self._api_key = None if api_key is None else metrics.api_keys.label(api_key)
+        self._api_key = None if caller.name is None else metrics.api_keys.label(caller.name)
+        self._is_batch = caller.is_batch
         self._goals = goals
         self._arrival = time.perf_counter()
         self._first_token: float | None = None
@@ -53,7 +56,8 @@ class RequestAccount:
         now = time.perf_counter()
         if self._first_token is None and not piece.pooled:
             self._first_token = now
-            self._metrics.times.time_to_first_token.observe(now - self._arrival, **self._kind())
+            if not self._is_batch:
+                self._metrics.times.time_to_first_token.observe(now - self._arrival, **self._kind())
         self._count(piece)
         if (last := self._last_pieces.get(piece.index)) is not None and piece.token_ids:
             # Tokens that were ready together share the gap in front of them.
@@ -101,7 +105,7 @@ class RequestAccount:
     def observe_gaps(self) -> None:
         """Observes the batched gaps between tokens. Call it when the answers end or fail."""
         gaps, self._gaps = self._gaps, []
-        if gaps:
+        if gaps and not self._is_batch:
             series = self._metrics.times.inter_token_latency.of(model=self.model, modality=self._modality)
             series.observe_all(gaps)
 
@@ -147,20 +151,27 @@ class RequestAccount:
         if self._has_ended:
             return
         self._has_ended = True
-        metrics, usage, seconds, model = self._metrics, self.usage, self._stage_seconds(), self.model
-        decode_seconds = self._last_token - (self._first_token or self._last_token)
+        metrics, usage, model = self._metrics, self.usage, self.model
         metrics.request_success.inc(model=model, finished_reason=self.finish_reason(0) or "stop")
         metrics.request_prompt_tokens.observe(usage.prompt_tokens, model=model)
         metrics.request_generation_tokens.observe(usage.completion_tokens, model=model)
+        if self._is_batch:
+            metrics.requests_within_slo.inc(model=model)
+        else:
+            self._observe_times(usage.completion_tokens)
+
+    def _observe_times(self, num_output_tokens: int) -> None:
+        metrics, seconds, model = self._metrics, self._stage_seconds(), self.model
+        decode_seconds = self._last_token - (self._first_token or self._last_token)
         metrics.times.e2e_latency.observe(self._last_token - self._arrival, **self._kind())
         metrics.times.decode_time.observe(decode_seconds, model=model)
         metrics.times.queue_time.observe(seconds.get("llm_queue", 0.0), model=model)
         metrics.times.prefill_time.observe(seconds.get("prefill", 0.0), model=model)
-        num_gaps = usage.completion_tokens / len(self._last_pieces) - 1  # per answer, on average
+        num_gaps = num_output_tokens / len(self._last_pieces) - 1  # per answer, on average
         per_token = decode_seconds / num_gaps if num_gaps > 0 else 0.0
         if num_gaps > 0:
             metrics.times.time_per_output_token.observe(per_token, model=model)
-        is_fast = self._first_token is not None and per_token <= self._goals.slo_time_per_output_token_s
+        is_fast = per_token <= self._goals.slo_time_per_output_token_s
         if is_fast and self.time_to_first_token <= self._goals.slo_time_to_first_token_s:
             metrics.requests_within_slo.inc(model=model)
         for stage, stage_seconds in seconds.items():

@@ -130,7 +130,7 @@ class Admission:
         try:
             yield ticket
         finally:
-            if ticket.held.requests:
+            if ticket.held.requests and not caller.is_batch:
                 self._mean_seconds += _NEWEST_SHARE * (time.monotonic() - started - self._mean_seconds)
             ticket.add(RequestCost() - ticket.held)
             quotas[0].num_tickets -= 1
@@ -208,10 +208,11 @@ class Admission:
             full = next((quota for quota in waiter.ticket.quotas if quota.lacking(cost, waiter.ticket)), None)
             if full is None:
                 return waiter
-            if full is self.all:
+            too_large = cost.exceeded_resource(full.share_of(waiter.ticket.caller))
+            if full is self.all and not (too_large and waiter.ticket.caller.is_batch):
                 break  # smaller requests would starve it
             refused.add((own, cost))
-            if cost.exceeded_resource(own.share_of(waiter.ticket.caller)):
+            if full is own and too_large:
                 alone.add(own)  # it needs an idle key: smaller requests would starve it
         return None
 

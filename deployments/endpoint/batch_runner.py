@@ -79,17 +79,20 @@ class BatchRunner:
             await self._shared.begin(tenant, batch_id, len(found.offsets))
             answered = set(outline["answered"])
             left = iter([offset for custom_id, offset in found.offsets.items() if custom_id not in answered])
-            await self._answer_all(tenant, batch_id, content, left)
+            await self._answer_all(tenant, batch_id, content, left, answered)
         except InvalidRequestError as error:
             logger.warning("batch %s fails: %s", batch_id, error)
             told = {"code": error.code, "line": None, "message": str(error), "param": error.field}
             await self._shared.fail(tenant, batch_id, [told])
 
-    async def _answer_all(self, tenant: str, batch_id: str, content: bytes, left: Iterator[int]) -> None:
+    async def _answer_all(
+        self, tenant: str, batch_id: str, content: bytes, left: Iterator[int], answered: set[str]
+    ) -> None:
         async def answer_in_turn() -> None:
             for offset in left:  # shared with the others
                 end = content.find(b"\n", offset)
-                await self._answer(tenant, batch_id, content[offset : len(content) if end < 0 else end])
+                line = content[offset : len(content) if end < 0 else end]
+                await self._answer(tenant, batch_id, line, answered)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -98,18 +101,19 @@ class BatchRunner:
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
-    async def _answer(self, tenant: str, batch_id: str, line: bytes) -> None:
-        """Sends one request until it has an answer of its own."""
+    async def _answer(self, tenant: str, batch_id: str, line: bytes, answered: set[str]) -> None:
+        """Sends one request until it has an answer of its own. `answered`: the ids of those of the batch that have."""
         request, attempts = request_in(line), Attempts()
         body = to_json(request.body)
         while True:
             own = OwnRequest()
             await own.send(self._app, self._caller(tenant), request.path, body)
-            if attempts.are_over(own.status):
+            if attempts.are_over(own.status, len(answered)):
                 break
             await attempts.pause(own.headers.get("retry-after", ""))
         answer = answer_line(request.custom_id, own.status, own.request_id, from_json(own.body))
         await self._shared.add(tenant, batch_id, request.custom_id, own.status != 200, answer)
+        answered.add(request.custom_id)
 
     def _caller(self, tenant: str) -> Caller:
         caller = self._keys.of_tenant(tenant)

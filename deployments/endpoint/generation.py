@@ -86,7 +86,7 @@ class Generations:
     async def begin(self, body: PromptFields, call: ApiCall, prefix: str) -> "AsyncIterator[Generation]":
         """Yields a client's request. `prefix`: of its id."""
         request_id = f"{prefix}{body.request_id or call.request_id}"
-        account = RequestAccount(self.metrics, request_id, call.caller.name, self.goals)
+        account = RequestAccount(self.metrics, request_id, call.caller, self.goals)
         async with _noting_end(body, account):
             call.check_fields(body)
             model = self.models.of(body.model)
@@ -110,10 +110,24 @@ class Generation:
     async def enter(self, params: SamplingParams, prompts: Sequence[PromptAndMedia], *, pools: bool = False) -> None:
         """Waits until there is room for the request. `pools`: see `PipelineRequest`. Raises OverloadedError or
         InvalidRequestError."""
+        await self._take_prompts(params, prompts, pools=pools)
+        await self._wait_for_room()
+
+    async def enter_in_turn(self, params: SamplingParams, prompts: Sequence[PromptAndMedia]) -> None:
+        """The same for a request that nobody waits for: it tries again as long as the queue is full."""
+        await self._take_prompts(params, prompts)
+        while True:
+            try:
+                return await self._wait_for_room()
+            except OverloadedError as error:
+                await self.deadline.wait_for(asyncio.sleep(error.retry_after_s))
+
+    async def _take_prompts(
+        self, params: SamplingParams, prompts: Sequence[PromptAndMedia], *, pools: bool = False
+    ) -> None:
         account, body, model = self.account, self.body, self.model
-        priority = body.priority + self.call.caller.priority
         options: dict[str, Any] = {
-            "priority": priority,
+            "priority": self._priority,
             "cache_key": body.prompt_cache_key or body.session_id,
             "prompt_salt": body.cache_salt or "",
             "adapter": model.adapter_of(body.model),
@@ -123,27 +137,30 @@ class Generation:
         model.ready_processor()  # raises before the wait
         if not pools:
             model.check_generates()
-        opened = [await model.opened(self.call, *one) for one in prompts]
+        opened = await self.deadline.wait_for(model.opened(self.call, prompts))
         account.requests = [
             model.request(self.call, self._request_id(number), body, params, one, **options)
             for number, one in enumerate(opened)
         ]
         account.num_answers = params.n
         self.call.traced.account = account
-        cost = cost_of(account.requests, model.max_model_len, at_once=body.most_at_once)
+
+    async def _wait_for_room(self) -> None:
+        cost = cost_of(self.account.requests, self.model.max_model_len, at_once=self._most_at_once)
         watch = Stopwatch()
         try:
-            await self.deadline.wait_for(self.call.ticket.enter(cost, priority))
+            await self.deadline.wait_for(self.call.ticket.enter(cost, self._priority))
         finally:
-            account.times.append(watch.read("admission_queue", process_name()))
+            self.account.times.append(watch.read("admission_queue", process_name()))
 
-    async def enter_in_turn(self, params: SamplingParams, prompts: Sequence[PromptAndMedia]) -> None:
-        """The same for a request that nobody waits for: it tries again as long as the queue is full."""
-        while True:
-            try:
-                return await self.enter(params, prompts)
-            except OverloadedError as error:
-                await self.deadline.wait_for(asyncio.sleep(error.retry_after_s))
+    @property
+    def _priority(self) -> int:
+        return self.body.priority + self.call.caller.priority
+
+    @property
+    def _most_at_once(self) -> int:
+        """The most prompts of the request in work together."""
+        return min(self.body.most_at_once, self.call.caller.max_requests or self.body.most_at_once)
 
     def _request_id(self, number: int) -> str:
         return self.account.request_id + (f"-{number}" if self.body.most_at_once > 1 else "")
@@ -166,13 +183,14 @@ class Generation:
         stack.callback(account.observe_gaps)
         processor = model.ready_processor()
         parts = [model.pipeline.request(request, processor) for request in account.requests]
-        merge = partial(MergedAnswers, num_answers=account.num_answers, at_once=self.body.most_at_once)
+        merge = partial(MergedAnswers, num_answers=account.num_answers, at_once=self._most_at_once)
         answers = parts[0] if len(parts) == 1 else merge(parts)
         stack.push_async_callback(answers.aclose)
         counted = _CountedAnswers(answers, account, self.deadline)
         stages = {stage for request in account.requests for stage in request.stages}
+        timeout_s = None if self.call.caller.is_batch else self.first_token_timeout_s  # live requests come before it
         async with model.monitor.while_there(stages):
-            await counted.wait_for_first(self.first_token_timeout_s)
+            await counted.wait_for_first(timeout_s)
         return counted
 
     async def complete(
@@ -232,7 +250,7 @@ class _CountedAnswers:
     deadline: Deadline
     first: Sequence[GeneratedText] = ()
 
-    async def wait_for_first(self, timeout_s: float) -> None:
+    async def wait_for_first(self, timeout_s: float | None) -> None:
         """Raises StageUnavailableError after `timeout_s` without a piece."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -256,11 +274,11 @@ class _CountedAnswers:
         run = await self.next()
         if num_tokens == 1:
             return run
-        held = list(run)
-        while held and sum(len(piece.token_ids) for piece in held) < num_tokens:
-            if any(piece.finish_reason is not None for piece in held):
-                break
-            held += await self.next()
+        held, number = list(run), sum(len(piece.token_ids) for piece in run)
+        while run and number < num_tokens and all(piece.finish_reason is None for piece in run):
+            run = await self.next()
+            held += run
+            number += sum(len(piece.token_ids) for piece in run)
         return joined(held)
 
 

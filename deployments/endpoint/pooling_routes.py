@@ -46,6 +46,8 @@ class PoolingRoutes:
         """Returns a vector for each text or picture, or one for each of its tokens, as the model does."""
         async with self.generations.begin(body, call, "embd-") as generation:
             pooling = _pooling_of(generation, _EMBED)
+            if body.normalize and not pooling.normalizes:
+                raise InvalidRequestError("this model's vectors keep their length", field="normalize")
             form = partial(_embeddings, body, generation.account, pooling)
             return await _respond(generation, body.prompts_and_media(), form)
 
@@ -76,7 +78,7 @@ def _pooling_of(generation: Generation, path: str) -> Pooling:
     """Returns the model's pooling. Raises InvalidRequestError if it is not what this route answers with."""
     pooling = generation.model.pooling
     if pooling is None:
-        reason = "this model writes text only. `pooling` in the settings names what it embeds or scores with"
+        reason = "this model writes text only; the setting `pooling` lets it embed or score"
         raise InvalidRequestError(reason, field="model")
     routes = [_EMBED, _RANK, _SCORE] if pooling.embeds else []
     routes += [_RANK, _SCORE] if pooling.scores_pairs else []
@@ -91,6 +93,9 @@ def _scoring(
 ) -> tuple[list[PromptAndMedia], Callable[[Sequence[Rows]], list[float]]]:
     """Returns the prompts to pool, and what makes the relevance of each document of their results."""
     if _pooling_of(generation, path).scores_pairs:
+        if body.truncate_prompt_tokens is not None:
+            reason = "this model reads query and document together, so a cut would remove the query"
+            raise InvalidRequestError(reason, field="truncate_prompt_tokens")
         return body.pairs(), lambda rows: [*map(pooled_answer.probability, rows)]
 
     def compared(rows: Sequence[Rows]) -> list[float]:
@@ -114,7 +119,8 @@ def _embeddings(
     if body.dimensions is not None:
         size = rows[0].shape[1]
         if body.dimensions > size:
-            raise InvalidRequestError(f"{body.dimensions} of a model with {size}", field="dimensions")
+            reason = f"{body.dimensions}, and the vectors of this model have {size}"
+            raise InvalidRequestError(reason, field="dimensions")
         shorten = partial(pooled_answer.shortened, dimensions=body.dimensions, normalizes=pooling.normalizes)
         rows = [*map(shorten, rows)]
     has_many = pooling.rows == "all"

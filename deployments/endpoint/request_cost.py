@@ -50,7 +50,8 @@ def cost_of(requests: Sequence[PipelineRequest], max_model_len: int, *, at_once:
     """Returns the cost of a client's request, without the media behind its URLs. An answer counts at most
     `max_model_len` tokens, because the engine refuses a longer one with a message. `at_once`: the most prompts in work
     together."""
-    pixels = sum(source.num_pixels for request in requests for source in request.media)
+    # A query's picture is in the prompt of each document, and is made once.
+    pixels = sum({source.url: source.num_pixels for request in requests for source in request.media}.values())
     tokens = sum(_num_tokens(request, max_model_len) for request in requests)
     return RequestCost(requests=min(len(requests), at_once), pixels=pixels, tokens=tokens)
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raylens.deployments.api.models import Health, ModelCard
-from raylens.deployments.api.prompt_fields import MediaFields
+from raylens.deployments.api.prompt_fields import MediaFields, PromptAndMedia
 from raylens.deployments.endpoint.call import ApiCall
 from raylens.deployments.endpoint.health import StageMonitor
 from raylens.deployments.endpoint.request_cost import RequestCost, data_url_pixels
+from raylens.deployments.pipeline.documents import DOCUMENT, PageBudget
 from raylens.deployments.pipeline.last_picture import with_last_picture
 from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.deployments.pipeline.pipeline import Pipeline
@@ -76,12 +77,15 @@ class ModelRoute:
         is_served = model in self.monitor.adapters and self.monitor.adapters[model] is None
         return model if is_served and model != self.name else None
 
-    async def opened(
-        self, call: ApiCall, prompt: Prompt, media: Sequence[MediaSource]
-    ) -> tuple[Prompt, list[MediaSource]]:
-        """Returns the prompt and its media with the pages of documents in their places. Raises InvalidRequestError."""
-        sources = [replace(source, texts=call.texts) for source in media]
-        return await self.pipeline.opened(prompt, sources, call.caller.cache_salt)
+    async def opened(self, call: ApiCall, prompts: Sequence[PromptAndMedia]) -> list[PromptAndMedia]:
+        """Returns the prompts of a client's request with the pages of documents in their places. Raises
+        InvalidRequestError, and StageUnavailableError if Preprocess does not come back."""
+        texts = [(prompt, [replace(source, texts=call.texts) for source in media]) for prompt, media in prompts]
+        if not any(source.modality == DOCUMENT for _, media in texts for source in media):
+            return texts
+        budget = PageBudget(self.limits.max_items, lambda number: call.ticket.take(RequestCost(bytes=number)))
+        async with self.monitor.while_there(["preprocess"]):
+            return [await self.pipeline.opened(*one, call.caller.cache_salt, budget) for one in texts]
 
     def request(
         self,

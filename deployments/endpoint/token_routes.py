@@ -98,7 +98,7 @@ class TokenRoutes:
         call.check_fields(body)
         model = self._models.of(model_name)
         processor = model.ready_processor()
-        opened = await model.opened(call, *prompt_and_media)
+        (opened,) = await model.opened(call, [prompt_and_media])
         request = model.request(call, f"render-{call.request_id}", body, params, opened)
         await call.ticket.enter(cost_of([request], model.max_model_len), call.caller.priority)
         async with model.monitor.while_there(["shared", "preprocess"]):

@@ -4,6 +4,7 @@ A batch outlives the ingress that works on it and its shard. Its answers lie in 
 line as they come. Those files are the record of what is done."""
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import Callable, Coroutine
@@ -17,13 +18,15 @@ from raylens.deployments.item_store.kept_files import KeptFile, KeptFiles
 from raylens.deployments.item_store.uploads import BATCH, Uploads
 from raylens.preprocess.schema import InvalidRequestError
 
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
 WINDOW_SECONDS = 24 * 3600
 """A batch that has not ended by then expires: OpenAI's only `completion_window`."""
 _MAX_BATCHES = 16384
 """Batches of all keys together. A shard reads each one at startup."""
 _MAX_BATCHES_PER_KEY = 1024
 _IN_PASSING = {"completed": "finalizing", "cancelled": "cancelling"}
-"""The status on the way to an end."""
+"""The status while an end is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +98,16 @@ class Batches(KeptFiles[Batch]):
         self._work: set[asyncio.Task[None]] = set()
         for tenant, batches in self._by_tenant.items():
             for batch in batches.values():
-                self._take_up(tenant, batch)
+                try:
+                    self._take_up(tenant, batch)
+                except (OSError, ValueError, KeyError) as error:
+                    logger.warning("batch %s cannot go on: %r", batch.file_id, error)
 
     def _take_up(self, tenant: str, batch: Batch) -> None:
         """Goes on with a batch of an earlier shard."""
-        if _has_ended(batch):
-            self._finish_files(tenant, batch)  # the shard may have ended between the two writes
+        if _has_ended(batch):  # the shard may have ended between the two writes
+            for file_id in (batch.output_file_id, batch.error_file_id):
+                self._uploads.finish_at_start(tenant, file_id, batch.output_max_age_s)
             return
         opened = self._open[batch.file_id] = _OpenBatch(tenant, batch.file_id)
         failed = {from_json(line)["custom_id"] for line in self._uploads.lines(tenant, batch.error_file_id)}
@@ -214,10 +221,13 @@ class Batches(KeptFiles[Batch]):
         await self._whole(self._end(batch_id, "failed", errors))
 
     async def expire(self, tenant: str, file: Batch) -> None:
+        known = self._by_tenant.get(tenant, {}).get(file.file_id)
+        if known is None or known.expires_at > self._now():
+            return  # it has ended meanwhile
         if file.file_id in self._open:
             await self._whole(self._end(file.file_id, "expired"))
         else:
-            await super().expire(tenant, file)
+            await super().expire(tenant, known)
 
     async def _whole(self, work: Coroutine[Any, Any, None]) -> None:
         """Does the work to its end, also if its caller leaves: what is on disk and in memory has to agree."""
@@ -272,17 +282,12 @@ class Batches(KeptFiles[Batch]):
             self._enter(tenant, replace(ended, status=statuses[0]))
             try:
                 await asyncio.to_thread(self._note, tenant, ended)
-            except OSError:  # so it ends later
-                self._enter(tenant, before)
-                self._open[batch_id] = opened
-                raise
-            await asyncio.to_thread(self._finish_files, tenant, ended)
+            except OSError as error:  # the next shard goes on with it
+                logger.warning("the end of batch %s is not on disk: %s", batch_id, error.strerror)
+            for file_id in (ended.output_file_id, ended.error_file_id):
+                await self._uploads.finish(tenant, file_id, ended.output_max_age_s)
             self._enter(tenant, ended)
             opened.ended.set()
-
-    def _finish_files(self, tenant: str, batch: Batch) -> None:
-        for file_id in (batch.output_file_id, batch.error_file_id):
-            self._uploads.finish(tenant, file_id, batch.output_max_age_s)
 
     async def _change(self, tenant: str, batch: Batch) -> None:
         await asyncio.to_thread(self._note, tenant, batch)

@@ -169,7 +169,10 @@ class KeptFiles(Generic[FileT]):
             return
         for tenant, files in list(self._by_tenant.items()):
             for file in [one for one in files.values() if one.expires_at <= now and one.file_id in self._written]:
-                await self.expire(tenant, file)
+                try:
+                    await self.expire(tenant, file)
+                except OSError as error:  # its file is left for the next shard
+                    logger.warning("%s is not removed: %s", file.file_id, error.strerror)
         left = (one.expires_at for files in self._by_tenant.values() for one in files.values())
         self._next_expiry = min((one for one in left if one > now), default=math.inf)
 

@@ -1,6 +1,7 @@
 """Files that clients upload once and name in later requests, and files of answers that batches write."""
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -11,6 +12,8 @@ from raylens.deployments.item_store.kept_files import KeptFile, KeptFiles, no_ro
 from raylens.deployments.item_store.line_file import append_line, whole_lines
 from raylens.preprocess.media import MediaLimits, check_size
 from raylens.preprocess.schema import InvalidRequestError
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 BATCH = "batch"
 """The purpose of a file of requests."""
@@ -68,7 +71,7 @@ class Uploads(KeptFiles[Upload]):
 
         Raises InvalidRequestError for an empty or too large file, or if there is no room for one more."""
         if purpose == BATCH:
-            _check_batch(content)
+            await asyncio.to_thread(_check_batch, content)
         else:
             try:
                 check_size(content, limits=self._limits)
@@ -101,16 +104,17 @@ class Uploads(KeptFiles[Upload]):
         if file is None:
             created = int(self._now())
             file = Upload(file_id, 0, created, created + self._age(None), filename, purpose, grows=True)
-            await asyncio.to_thread(self._note, tenant, file)
         longer = replace(file, num_bytes=file.num_bytes + len(line))
         self._enter(tenant, longer)
         try:
-            await asyncio.to_thread(self._append, file, line)
+            await asyncio.to_thread(self._append, tenant, file, line)
         except OSError as error:
             self._enter(tenant, file)
             raise no_room(f"{error.strerror}, with {self.num_bytes} bytes of files") from error
 
-    def _append(self, file: Upload, line: bytes) -> None:
+    def _append(self, tenant: str, file: Upload, line: bytes) -> None:
+        if not file.num_bytes:
+            self._note(tenant, file)
         with self._path(file).open("ab", buffering=0) as lines:
             append_line(lines, line)
 
@@ -122,14 +126,35 @@ class Uploads(KeptFiles[Upload]):
     def _lines(self, file: Upload) -> Iterator[bytes]:
         return whole_lines(self._path(file)) if self._path(file).exists() else iter(())
 
-    def finish(self, tenant: str, file_id: str, max_age_s: float | None) -> None:
-        """Shows a file to its tenant that has grown until now, if there is one. Blocks, so call it on a thread."""
-        file = self._by_tenant.get(tenant, {}).get(file_id)
-        if file is not None and file.grows:
-            finished = replace(file, grows=False, expires_at=int(self._now()) + self._age(max_age_s))
+    async def finish(self, tenant: str, file_id: str, max_age_s: float | None) -> None:
+        """Shows a file to its tenant that has grown until now, if there is one. On a full disk it still grows for the
+        next shard, which finishes it."""
+        if (finished := self._finished(tenant, file_id, max_age_s)) is None:
+            return
+        self._show(tenant, finished)
+        try:
+            await asyncio.to_thread(self._note, tenant, finished)
+        except OSError as error:
+            logger.warning("%s is not finished on disk: %s", file_id, error.strerror)
+
+    def finish_at_start(self, tenant: str, file_id: str, max_age_s: float | None) -> None:
+        """The same for a file that an earlier shard left. Blocks. Raises OSError."""
+        if (finished := self._finished(tenant, file_id, max_age_s)) is not None:
+            self._show(tenant, finished)
             self._note(tenant, finished)
-            self._enter(tenant, finished)
-            self._written.add(file_id)
+
+    def _finished(self, tenant: str, file_id: str, max_age_s: float | None) -> Upload | None:
+        file = self._by_tenant.get(tenant, {}).get(file_id)
+        if file is None or not file.grows or not self._path(file).exists():
+            return None
+        # Not by the appended lines: during an update another shard may append, too.
+        num_bytes = self._path(file).stat().st_size
+        expires = int(self._now()) + self._age(max_age_s)
+        return replace(file, grows=False, num_bytes=num_bytes, expires_at=expires)
+
+    def _show(self, tenant: str, file: Upload) -> None:
+        self._enter(tenant, file)
+        self._written.add(file.file_id)
 
 
 def _check_batch(content: bytes) -> None:

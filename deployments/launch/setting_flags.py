@@ -28,8 +28,8 @@ FLAGS: Mapping[str, str] = {
     "allowed_local_media_path": "media.local_root",
     "limit_mm_per_prompt": "media.limits.max_items_of",
     "media_io_kwargs": "preprocess.video_frames",
-    "enable_lora": "generate.engine.max_loras",
     "max_loras": "generate.engine.max_loras",
+    "enable_lora": "generate.engine.max_loras",
     "max_lora_rank": "generate.engine.max_lora_rank",
     "chat_template": "chat.template",
     "tool_call_parser": "chat.tool_call_parser",
@@ -86,7 +86,10 @@ def number(text: str) -> int:
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the settings of the flags, by dotted names, and of `--set`, which goes before."""
-    own = {setting: getattr(args, name) for name, setting in FLAGS.items() if getattr(args, name) is not None}
+    own: dict[str, Any] = {}
+    for name, setting in FLAGS.items():  # of two flags for one setting the first
+        if getattr(args, name) is not None:
+            own.setdefault(setting, getattr(args, name))
     return own | dict(args.set)
 
 

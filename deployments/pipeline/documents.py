@@ -1,7 +1,7 @@
 """Replaces documents in prompts by pictures of their pages."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from raylens.deployments.pipeline.media_source import MediaSource
@@ -12,6 +12,14 @@ DOCUMENT = "document"
 """The modality of a part whose pages are pictures."""
 
 Parts = list[dict[str, Any]]
+
+
+@dataclass(slots=True)
+class PageBudget:
+    """The pages of one client's request, all its documents together. `on_fetched`: gets the bytes of each document."""
+
+    num_left: int
+    on_fetched: Callable[[int], None]
 
 
 async def with_pages(

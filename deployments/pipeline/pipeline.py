@@ -10,7 +10,7 @@ from ray.serve.handle import DeploymentHandle
 from raylens.deployments.config import MediaConfig
 from raylens.deployments.item_store.shared_items import SharedItems, SharedUploads
 from raylens.deployments.metrics.definitions import IngressMetrics
-from raylens.deployments.pipeline.documents import DOCUMENT, with_pages
+from raylens.deployments.pipeline.documents import PageBudget, with_pages
 from raylens.deployments.pipeline.media_items import MediaItems, all_or_none
 from raylens.deployments.pipeline.media_source import MediaSource
 from raylens.deployments.pipeline.piece_receiver import PieceReceiver
@@ -101,20 +101,21 @@ class Pipeline:
         return ids
 
     async def opened(
-        self, prompt: Prompt, media: Sequence[MediaSource], cache_salt: str
+        self, prompt: Prompt, media: Sequence[MediaSource], cache_salt: str, budget: PageBudget
     ) -> tuple[Prompt, list[MediaSource]]:
         """Returns the prompt and its media with the pages of documents in their places. Raises InvalidRequestError."""
-        if not any(source.modality == DOCUMENT for source in media):
-            return prompt, list(media)
         self.media.check_number(media)
-        return await with_pages(prompt, media, partial(self._pages_of, cache_salt))
+        return await with_pages(prompt, media, partial(self._pages_of, cache_salt, budget))
 
-    async def _pages_of(self, cache_salt: str, source: MediaSource) -> list[bytes]:
-        content = await self.media.read(source, cache_salt)
+    async def _pages_of(self, cache_salt: str, budget: PageBudget, source: MediaSource) -> list[bytes]:
+        content, pages_of = await self.media.read(source, cache_salt), self._preprocess.pages.remote
+        if source.data is None:
+            budget.on_fetched(len(content))
         try:
-            pages: list[bytes] = await self.calls.send("preprocess", lambda: self._preprocess.pages.remote(content))
+            pages: list[bytes] = await self.calls.send("preprocess", lambda: pages_of(content, budget.num_left))
         except InvalidRequestError as error:
             raise error.for_field(source.field) from error
+        budget.num_left -= len(pages)
         return pages
 
     async def detokenize(self, token_ids: list[int]) -> str:

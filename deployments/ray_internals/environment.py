@@ -21,6 +21,7 @@ RAY_ENVIRONMENT = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "500",
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # Ray replaces a dead HAProxy after three periods, not after 30 s
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",  # Ray's 5 end a proxy that starts late because others compute
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "raylens.deployments.endpoint.request_headers:middlewares",
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",  # Ray's 0.1 doubles the cost of an idle controller
 }

@@ -53,7 +53,6 @@ class Preprocess(Replica):
         self._items = ItemQueue(ThreadPoolExecutor(max_workers=1, thread_name_prefix="items"))
         self._prompt_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
         self._document_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="documents")
-        self._limits = config.media.limits
         self._pending = PendingWork(PIXELS)
         self._metrics = PreprocessMetrics()
         self._report_regularly(self._report)
@@ -110,13 +109,13 @@ class Preprocess(Replica):
     async def detokenize(self, token_ids: list[int]) -> str:
         return await self._on_prompt_thread(lambda: self._processor.prompts.detokenize(token_ids))
 
-    async def pages(self, content: bytes) -> list[bytes]:
-        """Returns each page of a PDF as a PNG, see `pages_of`."""
+    async def pages(self, content: bytes, max_pages: int) -> list[bytes]:
+        """Returns each page of a PDF as a picture, see `pages_of`."""
         from raylens.preprocess.document_pages import pages_of
 
         with self._pending.call(_PAGES_PIXELS):
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._document_thread, pages_of, content, self._limits)
+            return await loop.run_in_executor(self._document_thread, pages_of, content, max_pages)
 
     async def _on_prompt_thread(self, work: Callable[[], ResultT]) -> ResultT:
         with self._pending.call(CALL_PIXELS):

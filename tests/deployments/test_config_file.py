@@ -85,6 +85,11 @@ def test_the_paths_of_all_models_become_absolute(tmp_path: Path, shapes: str, mo
     assert [(model.model, model.model_name) for model in config.models] == [(shapes, "shapes"), (shapes, "b")]
 
 
+def test_the_answers_of_a_reranker_may_be_no_and_yes(tmp_path: Path, shapes: str) -> None:
+    text = f"applications: [{{args: {{model: {shapes}, pooling: {{score_tokens: [no, yes]}}}}}}]"
+    assert load_config(write(tmp_path, text), {}).pooling.score_tokens == ("no", "yes")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -17,7 +17,7 @@ from raylens.preprocess.data_url import data_url
 from raylens.preprocess.schema import PooledPrompt
 from tests.metric_values import exported
 from tests.pictures import encoded
-from tests.pooling.checkpoints import INSTRUCTION, embedding_model, reranker
+from tests.pooling.checkpoints import INSTRUCTION, classifier, embedding_model, reranker
 from tests.pooling.in_process import PICTURE, Given, InProcess, text
 from tests.preprocess.parity import picture
 from tests.small_models import make_checkpoint
@@ -36,12 +36,13 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "embedder": embedding_model(tmp_path_factory.mktemp("embedder"), MODULES),
         "late": make_checkpoint("colqwen2", tmp_path_factory.mktemp("late")),
         "reranker": reranker(tmp_path_factory.mktemp("reranker")),
+        "classifier": classifier(tmp_path_factory.mktemp("classifier")),
     }
 
 
 @pytest.fixture(scope="module")
 def app_config(checkpoints: dict[str, str]) -> AppConfig:
-    one: dict[str, Any] = {"preprocess": {"max_replicas": 1}}
+    one: dict[str, Any] = {"preprocess": {"max_replicas": 1, "num_cpus": 0.5}}
     first, *others = ({"model": path, "served_model_name": name, **one} for name, path in checkpoints.items())
     for other in others:
         other["encode"] = {"placement": "inline"}
@@ -222,6 +223,22 @@ def test_fifty_pages_are_encoded_once(app_url: str) -> None:
     assert len(other) == 60
     twins = {one["index"]: one["relevance_score"] for one in first}
     close([twins[index] for index in range(10)], np.array([twins[50 + index] for index in range(10)]))
+
+
+def test_a_classifier_names_the_class_and_all_probabilities(
+    app_url: str, libraries: Callable[[str], InProcess]
+) -> None:
+    given: list[Given] = [(PooledPrompt([text(one)]), []) for one in DOCUMENTS]
+    answer = post(app_url, "/classify", model="classifier", input=DOCUMENTS)
+    for number, (one, logits) in enumerate(zip(answer["data"], libraries("classifier").pool(*given), strict=True)):
+        weights = np.exp(logits.reshape(-1).astype(np.float64))
+        close(one["probs"], weights / weights.sum())
+        assert (one["index"], one["num_classes"]) == (number, 3)
+        assert one["label"] == f"class {int(np.argmax(weights))}"
+    assert answer["usage"]["prompt_tokens"] > 0
+    conversation = [{"role": "user", "content": "a"}]
+    field, message = refused(app_url, "/v1/chat/completions", model="classifier", messages=conversation)
+    assert (field, "writes no text" in message) == ("model", True)
 
 
 def test_many_inputs_are_no_more_requests_than_a_key_may_have(client: OpenAI) -> None:

@@ -143,6 +143,14 @@ def test_the_modules_of_sentence_transformers_apply(tmp_path: Path, modules: lis
     assert_close(InProcess(checkpoint).pool(*GIVEN), expected_of(Whole("qwen3_vl", checkpoint), prompts, pool))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_dense_layers_of_a_half_precision_model(tmp_path: Path, dtype: Any) -> None:
+    checkpoint = embedding_model(tmp_path, [MEAN, DENSE, NORMALIZE])
+    expected = InProcess(checkpoint).pool(GIVEN[0])
+    for found, exact in zip(InProcess(checkpoint, dtype=dtype).pool(GIVEN[0]), expected, strict=True):
+        np.testing.assert_allclose(found, exact, atol=0.05)
+
+
 def test_a_reranker_scores_by_its_two_tokens(tmp_path: Path) -> None:
     checkpoint = reranker(tmp_path)
     whole = Whole("qwen3_vl", checkpoint)

@@ -401,3 +401,17 @@ async def test_a_batch_leaves_room_and_the_queue_to_others() -> None:
     await desk.go("live 2")
     assert desk.order[5:] == ["line 2"]
     assert desk.refused == []
+
+
+async def test_a_large_request_of_one_batch_does_not_hold_up_others() -> None:
+    """It needs more than half of all, so it waits until nothing else runs."""
+    desk = Desk(total=budget(8), per_key=budget(8))
+    alice, bob = (replace(caller(name), is_batch=True) for name in ("alice", "bob"))
+    desk.come("live", caller("carol"), cost=RequestCost(requests=1, pixels=10))
+    desk.come("large", alice, priority=2001, cost=RequestCost(requests=1, pixels=60))
+    desk.come("small", bob, priority=2001, cost=RequestCost(requests=1, pixels=10))
+    await settle()
+    assert desk.order == ["live", "small"]
+    await desk.go("small")
+    await desk.go("live")
+    assert desk.order == ["live", "small", "large"]

@@ -11,7 +11,6 @@ from PIL import Image
 
 from raylens.preprocess.data_url import data_url
 from raylens.preprocess.document_pages import pages_of
-from raylens.preprocess.media import MediaLimits
 from tests.documents import pdf_of
 from tests.pictures import disc
 
@@ -40,9 +39,7 @@ def chat(client: OpenAI, *parts: Any) -> Any:
 @pytest.fixture(scope="module")
 def by_pictures(client: OpenAI) -> Any:
     """The answer to the pages as pictures."""
-    pictures = [
-        {"type": "image_url", "image_url": {"url": data_url(one)}} for one in pages_of(PDF, MediaLimits(max_items=4))
-    ]
+    pictures = [{"type": "image_url", "image_url": {"url": data_url(one)}} for one in pages_of(PDF, 4)]
     return chat(client, *pictures, TEXT)
 
 
@@ -64,7 +61,7 @@ def test_a_chat_shows_its_pages(client: OpenAI, by_pictures: Any, file_id: str) 
 
 
 def test_pages_stand_where_the_document_does(client: OpenAI) -> None:
-    red, blue = ({"type": "image_url", "image_url": {"url": data_url(one)}} for one in pages_of(PDF, MediaLimits()))
+    red, blue = ({"type": "image_url", "image_url": {"url": data_url(one)}} for one in pages_of(PDF, 4))
     file = {"type": "file", "file": {"file_data": PDF_URL}}
     expected = chat(client, blue, red, blue, TEXT, red)
     found = chat(client, blue, file, TEXT, red)
@@ -99,13 +96,20 @@ def test_responses_and_messages_take_documents(client: OpenAI, app_url: str, by_
 
 
 def test_pages_are_embedded_and_rendered(app_url: str) -> None:
-    pages = [{"type": "image_url", "image_url": {"url": data_url(one)}} for one in pages_of(PDF, MediaLimits())]
+    pages = [{"type": "image_url", "image_url": {"url": data_url(one)}} for one in pages_of(PDF, 4)]
     file = {"type": "file", "file": {"file_data": PDF_URL}}
     found, expected = (
         httpx.post(f"{app_url}/v1/embeddings", json={"input": {"content": content}}, timeout=60).json()
         for content in ([file], pages)
     )
     assert found["data"] == expected["data"]
+    found, expected = (
+        httpx.post(f"{app_url}/render", json={"messages": [{"role": "user", "content": content}]}, timeout=60).json()
+        for content in ([file], pages)
+    )
+    assert found["items"] == expected["items"]
+    assert len(found["items"]) == 2
+    assert found["prompt_token_ids"] == expected["prompt_token_ids"]
 
 
 @pytest.mark.parametrize(

@@ -70,8 +70,9 @@ def test_log_probabilities_cost_by_their_number() -> None:
 
 
 def test_pixels_by_the_header_of_what_is_in_the_body() -> None:
-    picture = encoded(Image.new("RGB", (300, 200)), "JPEG")
-    assert cost(TextPrompt(""), data_url(picture), data_url(picture)).pixels == 2 * 60_000
+    picture, other = encoded(Image.new("RGB", (300, 200)), "JPEG"), encoded(Image.new("RGB", (30, 20)), "JPEG")
+    assert cost(TextPrompt(""), data_url(picture), data_url(other)).pixels == 60_000 + 600
+    assert cost(TextPrompt(""), data_url(picture), data_url(picture)).pixels == 60_000, "is made once"
     assert cost(TextPrompt(""), data_url(picture), is_precomputed=True).pixels == 0
     assert cost(TextPrompt(""), "https://example.com/a.jpg").pixels == 0, "counts when it has been fetched"
     assert cost(TextPrompt(""), "data:image/png;base64,@@@").pixels == 0, "is refused when it is loaded"

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -143,7 +144,7 @@ async def test_a_shard_that_is_killed_at_the_end_of_a_batch_ends_it_when_it_star
     batch_id = await shard.create()
     await shard.batches.begin("alice", batch_id, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(Uploads, "finish", lambda *_: None)  # between the two writes
+        patch.setattr(Uploads, "finish", AsyncMock())  # between the two writes
         await shard.add(batch_id, "a")
     again = Shard(tmp_path)
     told = await again.batches.describe("alice", batch_id)
@@ -269,13 +270,26 @@ async def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytes
     assert shard.uploads.num_bytes == before
     with monkeypatch.context() as patch:
         patch.setattr(Batches, "_note", lambda *_: fail(None, b""))
-        with pytest.raises(OSError, match="No space"):
-            await shard.add(batch_id, "b")
+        await shard.add(batch_id, "b")
     assert shard.uploads.num_bytes == before + len(line("b"))
-    assert (await shard.batches.describe("alice", batch_id))["status"] == "in_progress"
-    await shard.batches.begin("alice", batch_id, 2)  # of the next attempt
-    told = await shard.batches.describe("alice", batch_id)
-    assert (told["status"], await shard.ids_in(told["output_file_id"])) == ("completed", ["a", "b"])
+    for one in (shard, again := Shard(tmp_path)):
+        if one is again:  # the end is not on its disk
+            assert (await one.batches.describe("alice", batch_id))["status"] == "in_progress"
+            await one.batches.begin("alice", batch_id, 2)
+        told = await one.batches.describe("alice", batch_id)
+        assert (told["status"], await one.ids_in(told["output_file_id"])) == ("completed", ["a", "b"])
+
+
+async def test_batches_that_expire_together_all_do(tmp_path: Path) -> None:
+    clock = Clock()
+    shard = Shard(tmp_path, clock, max_age_s=60)
+    ids = [await shard.create() for _ in range(3)]
+    holding = [asyncio.create_task(shard.batches.hold("alice", one)) for one in ids]
+    await asyncio.sleep(0)
+    clock.now += WINDOW_SECONDS
+    told = await asyncio.gather(*(shard.batches.describe("alice", one) for one in ids))
+    assert [one["status"] for one in told] == ["expired"] * 3
+    assert await asyncio.gather(*holding) == [True] * 3
 
 
 @pytest.mark.parametrize(
