@@ -141,7 +141,7 @@ def test_a_dead_haproxy_is_replaced_within_seconds(client: OpenAI, app_url: str,
             statuses.append(answer.status_code)
     assert time.monotonic() - died_at < 20
     assert set(statuses) <= {200, 503}
-    assert not any(Path(f"/proc/{pid}").exists() for pid in before), "HAProxy ends with its manager"
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in before))  # HAProxy ends with its manager
     wait_until_healthy(app_url)
 
 
