@@ -79,11 +79,13 @@ def main() -> int:
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # with the server
     chosen = [client for client in CLIENTS + OTHERS if client.name in args.names or not args.names]
+    if unknown := set(args.names) - {client.name for client in chosen}:
+        parser.error(f"{', '.join(sorted(unknown))}: not among {', '.join(one.name for one in CLIENTS + OTHERS)}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "model").mkdir()
         names = {"model": save_model(folder / "model"), "served_model_name": "scripted"}
-        settings = {**names, "dtype": "float32", "pooling": {"type": "last"}}
+        settings = {**names, "dtype": "float32", "pooling": {"type": "mean"}}
         application = {"name": "raylens", "import_path": "raylens.deployments.app:build_app", "args": settings}
         (folder / "serve.yaml").write_text(yaml.safe_dump({"applications": [application]}))
         with serving("--config", str(folder / "serve.yaml"), "--api-key", KEY, errors=sys.stderr) as server:

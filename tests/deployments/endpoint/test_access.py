@@ -369,8 +369,10 @@ def test_a_body_that_trickles_in_is_given_up(app_url: str) -> None:
 
 def test_a_request_heavier_than_its_budget_is_refused_by_name(app_url: str) -> None:
     message = user_message("Hi")
-    blank = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{huge_header()}"}}
-    message["content"] = [blank] * 4
+    message["content"] = [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{huge_header(number)}"}}
+        for number in range(4)  # equal ones would count once
+    ]
     body = {"model": "shapes", "messages": [message]}
     response = httpx.post(f"{app_url}/v1/chat/completions", json=body, headers=bearer("carol"))
     assert response.status_code == 413
@@ -384,7 +386,7 @@ def test_a_request_heavier_than_its_budget_is_refused_by_name(app_url: str) -> N
     assert "tokens" in response.json()["error"]["message"]
 
 
-def huge_header() -> str:
+def huge_header(number: int) -> str:
     """The first bytes of a PNG that claims more pixels than one may have."""
     header = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (20_000).to_bytes(4) + (20_000).to_bytes(4) + b"\x08\x02\0\0\0"
-    return base64.b64encode(header + b"\0" * 7).decode()
+    return base64.b64encode(header + b"\0" * 6 + bytes([number])).decode()
