@@ -14,6 +14,7 @@ _SETTINGS = {
     "ENABLE_OLLAMA_API": "False",
     "RAG_EMBEDDING_ENGINE": "openai",  # its own would be fetched from the hub
     "OFFLINE_MODE": "True",
+    "DEFAULT_MODEL_METADATA": '{"capabilities": {"builtin_tools": false, "vision": true}}',  # the model would call one
     "ENABLE_TITLE_GENERATION": "False",
     "ENABLE_TAGS_GENERATION": "False",
     "ENABLE_FOLLOW_UP_GENERATION": "False",
@@ -37,7 +38,7 @@ def question_and_picture_in_chromium():
                 greeting.click()
             if files:
                 page.locator("input[type=file]").first.set_input_files(files)
-                page.locator("#chat-container img[src^=data]").first.wait_for(timeout=20_000)
+                page.locator("form img").first.wait_for(timeout=20_000)
             box.fill(QUESTION)
             page.keyboard.press("Enter")
             page.locator(".chat-assistant").get_by_text(answer).wait_for(timeout=60_000)
