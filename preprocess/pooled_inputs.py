@@ -78,23 +78,23 @@ class PooledInputs:
             return self._pair(given, given.query)
         if self._frames is not None:
             return TextPrompt(self._framed(self._frames, given.content))
-        before = self._form.prompt_for(given)
         if not self._form.is_chat:
-            return TextPrompt(before + self._joined(given.content))
-        system: list[Message] = [{"role": "system", "content": before}] if before else []
-        return self._chat([*system, {"role": "user", "content": given.content}])
+            return TextPrompt(self._form.prompt_for(given) + self._joined(given.content))
+        return self._chat([*self._system(given), {"role": "user", "content": given.content}])
 
     def _pair(self, given: PooledPrompt, query: Parts) -> ChatPrompt:
         if self._takes_pairs:
-            before = self._form.prompt_for(given)
-            system: list[Message] = [{"role": "system", "content": before}] if before else []
             pair: list[Message] = [{"role": "query", "content": query}, {"role": "document", "content": given.content}]
-            return self._chat([*system, *pair], begins_answer=True)
+            return self._chat([*self._system(given), *pair], begins_answer=True)
         asked = f"<Instruct>: {given.instruction or _INSTRUCTION}<Query>:"
         content = [_text(asked), *query, _text("\n<Document>:"), *given.content]
         return self._chat(
             [{"role": "system", "content": _JUDGE}, {"role": "user", "content": content}], begins_answer=True
         )
+
+    def _system(self, given: PooledPrompt) -> list[Message]:
+        before = self._form.prompt_for(given)
+        return [{"role": "system", "content": before}] if before else []
 
     def _chat(self, messages: list[Message], *, begins_answer: bool = False) -> ChatPrompt:
         return ChatPrompt(messages, add_generation_prompt=begins_answer or self._form.begins_answer)

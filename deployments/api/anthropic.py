@@ -171,11 +171,11 @@ class Turn(WireModel):
         found = list[MediaSource]()
         for number, block in enumerate(self.content):
             if isinstance(block, ToolResultBlock) and not isinstance(block.content, str):
-                found += _pictures(block.content, f"{field}.content[{number}]")
-        return found + _pictures(self.content, field)
+                found += _media_of(block.content, f"{field}.content[{number}]")
+        return found + _media_of(self.content, field)
 
 
-def _pictures(blocks: Sequence[object], field: str) -> list[MediaSource]:
+def _media_of(blocks: Sequence[object], field: str) -> list[MediaSource]:
     return [
         block.source(f"{field}.content[{number}].{block.type}")
         for number, block in enumerate(blocks)

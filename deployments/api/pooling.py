@@ -183,7 +183,36 @@ class DocumentParts(WireModel):
     content: Parts
 
 
-class RerankRequest(PooledFields):
+class RelevanceFields(PooledFields):
+    """Documents and the queries that they are compared with: one for all, or one for each."""
+
+    @property
+    def field_names(self) -> Mapping[str, str]:
+        return {"prompt": "documents", "input": "documents", "messages": "documents"}
+
+    @property
+    def query_contents(self) -> list[Content]:
+        """The parts of each query."""
+        raise NotImplementedError
+
+    @property
+    def contents(self) -> list[Content]:
+        """The parts of each document. Raises InvalidRequestError if queries and documents do not go together."""
+        raise NotImplementedError
+
+    def pairs(self) -> list[PromptAndMedia]:
+        """Returns the prompt of each document together with its query. Raises like `contents`."""
+        queries, documents = self.query_contents, self.contents
+        queries *= len(documents) if len(queries) == 1 else 1
+        return [self.pooled(*pair) for pair in zip(documents, queries, strict=True)]
+
+    def singles(self) -> list[PromptAndMedia]:
+        """Returns the prompts of all queries, and then of all documents. Raises like `contents`."""
+        queries = [self.pooled(one, purpose="query") for one in self.query_contents]
+        return [*queries, *(self.pooled(one, purpose="document") for one in self.contents)]
+
+
+class RerankRequest(RelevanceFields):
     """The documents, by their relevance for a query."""
 
     query: AnyEntry
@@ -195,66 +224,31 @@ class RerankRequest(PooledFields):
     rank_fields: NotDone = None
 
     @property
-    def field_names(self) -> Mapping[str, str]:
-        return {"prompt": "documents", "input": "documents", "messages": "documents"}
-
-    num_queries: ClassVar[int] = 1
+    def query_contents(self) -> list[Content]:
+        return [_content_of(self.query, "query")]
 
     @property
     def contents(self) -> list[Content]:
-        """The parts of each document."""
         if isinstance(self.documents, DocumentParts):
             return [[part] for part in _named(self.documents.content, "documents.content")]
         return _contents_of(self.documents, "documents")
 
-    def pairs(self) -> list[PromptAndMedia]:
-        """Returns the prompt of each document together with the query."""
-        query = _content_of(self.query, "query")
-        return [self.pooled(content, query) for content in self.contents]
 
-    def singles(self) -> list[PromptAndMedia]:
-        """Returns the prompt of the query, and then of each document alone."""
-        documents = [self.pooled(content, purpose="document") for content in self.contents]
-        return [self.pooled(_content_of(self.query, "query"), purpose="query"), *documents]
-
-
-class ScoreRequest(PooledFields):
+class ScoreRequest(RelevanceFields):
     """The relevance of texts for each other: one with all others, or each with its counterpart."""
 
     queries: AnyEntry | Entries = Field(validation_alias=AliasChoices("queries", "text_1", "data_1"))
     documents: AnyEntry | Entries = Field(validation_alias=AliasChoices("documents", "items", "text_2", "data_2"))
 
     @property
-    def field_names(self) -> Mapping[str, str]:
-        return {"prompt": "documents", "input": "documents", "messages": "documents"}
-
-    @property
-    def num_queries(self) -> int:
-        return len(self._query_contents)
-
-    def pairs(self) -> list[PromptAndMedia]:
-        """Returns the prompt of each document together with its query. Raises InvalidRequestError for numbers that do
-        not go together."""
-        queries, documents = self._query_contents, self._document_contents
-        queries *= len(documents) if len(queries) == 1 else 1
-        return [self.pooled(*pair) for pair in zip(documents, queries, strict=True)]
-
-    def singles(self) -> list[PromptAndMedia]:
-        """Returns the prompts of all queries, and then of all documents. Raises like `pairs`."""
-        queries = [self.pooled(one, purpose="query") for one in self._query_contents]
-        return [*queries, *(self.pooled(one, purpose="document") for one in self._document_contents)]
-
-    @property
-    def _query_contents(self) -> list[Content]:
+    def query_contents(self) -> list[Content]:
         return _contents_of(self.queries if isinstance(self.queries, list) else [self.queries], "queries")
 
     @property
-    def _document_contents(self) -> list[Content]:
+    def contents(self) -> list[Content]:
         documents = self.documents if isinstance(self.documents, list) else [self.documents]
-        if self.num_queries not in (1, len(documents)):
-            reason = (
-                f"{len(documents)} documents for {self.num_queries} queries: send one query, or one for each document"
-            )
+        if (number := len(self.query_contents)) not in (1, len(documents)):
+            reason = f"{len(documents)} documents for {number} queries: send one query, or one for each document"
             raise InvalidRequestError(reason, field="documents")
         return _contents_of(documents, "documents")
 

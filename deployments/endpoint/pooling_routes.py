@@ -89,7 +89,7 @@ def _pooling_of(generation: Generation, path: str) -> Pooling:
 
 
 def _scoring(
-    generation: Generation, body: api_types.RerankRequest | api_types.ScoreRequest, path: str
+    generation: Generation, body: api_types.RelevanceFields, path: str
 ) -> tuple[list[PromptAndMedia], Callable[[Sequence[Rows]], list[float]]]:
     """Returns the prompts to pool, and what makes the relevance of each document of their results."""
     if _pooling_of(generation, path).scores_pairs:
@@ -99,7 +99,8 @@ def _scoring(
         return body.pairs(), lambda rows: [*map(pooled_answer.probability, rows)]
 
     def compared(rows: Sequence[Rows]) -> list[float]:
-        queries, documents = rows[: body.num_queries], rows[body.num_queries :]
+        num_queries = len(body.query_contents)
+        queries, documents = rows[:num_queries], rows[num_queries:]
         queries = [*queries] * (len(documents) if len(queries) == 1 else 1)
         return [*map(pooled_answer.similarity, queries, documents)]
 

@@ -110,11 +110,13 @@ class Batches(KeptFiles[Batch]):
                 self._uploads.finish_at_start(tenant, file_id, batch.output_max_age_s)
             return
         opened = self._open[batch.file_id] = _OpenBatch(tenant, batch.file_id)
-        failed = {from_json(line)["custom_id"] for line in self._uploads.lines(tenant, batch.error_file_id)}
+        failed = self._ids_in(tenant, batch.error_file_id)
         opened.num_failed = len(failed)
-        opened.answered = failed | {
-            from_json(line)["custom_id"] for line in self._uploads.lines(tenant, batch.output_file_id)
-        }
+        opened.answered = failed | self._ids_in(tenant, batch.output_file_id)
+
+    def _ids_in(self, tenant: str, file_id: str) -> set[str]:
+        """Returns the ids of the requests that a file has answers to."""
+        return {from_json(line)["custom_id"] for line in self._uploads.lines(tenant, file_id)}
 
     async def create(
         self,

@@ -17,6 +17,7 @@ from raylens.deployments.pipeline.pipeline_request import PipelineRequest
 from raylens.deployments.ray_internals.references import PackedReference
 from raylens.deployments.server_log import process_name
 from raylens.deployments.stages.stage_calls import PlugInFailedError, StageFailedError, StageUnavailableError
+from raylens.preprocess.data_url import is_data_url
 from raylens.preprocess.hasher import content_hash, mm_hash
 from raylens.preprocess.local_media import LocalMedia
 from raylens.preprocess.media_fetch import MediaFetcher
@@ -99,9 +100,7 @@ class MediaItems:
         try:
             if source.url is None:
                 raise _not_cached(source)
-            if (data := source.data) is not None:
-                return await data.decode(self._limits)
-            return await self._fetched(source.url, cache_salt)
+            return await self._read(source, source.url, cache_salt)
         except InvalidRequestError as error:
             raise error.for_field(source.field) from error
 
@@ -171,17 +170,19 @@ class MediaItems:
         if source.url is None:
             return None, 0
         try:
-            if (data := source.data) is not None:
-                return await data.decode(self._limits), source.num_pixels
-            content = await self._fetched(source.url, request.cache_salt)
+            content = await self._read(source, source.url, request.cache_salt)
         except InvalidRequestError as error:
             raise _of_item(error, request, source) from error
+        if is_data_url(source.url):
+            return content, source.num_pixels
         num_pixels = 0 if source.is_precomputed else work_pixels(source.modality, content, self._limits)
         request.on_fetched(len(content), num_pixels)
         return content, num_pixels
 
-    async def _fetched(self, url: str, cache_salt: str) -> bytes:
-        """Returns the content of a URL outside of the body."""
+    async def _read(self, source: MediaSource, url: str, cache_salt: str) -> bytes:
+        """Returns the content of the source's URL."""
+        if (data := source.data) is not None:
+            return await data.decode(self._limits)
         if url.startswith(UPLOAD_SCHEME):
             return await self._uploads.read(cache_salt, url.removeprefix(UPLOAD_SCHEME))
         if url.startswith("file:"):
