@@ -134,8 +134,7 @@ class ChatTemplate:
     def _render(self, messages: list[Message], **options: Any) -> str:
         options |= {"chat_template": self._template, "tokenize": False}
         try:
-            with self._time_limit:
-                text: str = self._processor.apply_chat_template(messages, **options)
+            text: str = self._time_limit.run(lambda: self._processor.apply_chat_template(messages, **options))
         except TimeLimitError:
             excess = f"takes more than {self._time_limit.seconds:g} s for this conversation"
             raise ChatTemplateError(f"the model's chat template {excess}") from None

@@ -5,49 +5,73 @@ import ctypes
 import threading
 import time
 import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
 
 _POLL_SECONDS = 0.25
+_T = TypeVar("_T")
 
 
 class TimeLimitError(BaseException):
     """The time is up. Not an Exception, so that the work itself does not catch it."""
 
 
-class TimeLimit:
-    """`with time_limit:` raises TimeLimitError in the block after `seconds` of the thread's CPU time, independent of
-    the machine's load. Python raises it between two bytecodes, so a single call of C code runs to its end.
+@dataclass(slots=True)
+class _Work:
+    """`clock`: of the thread's CPU time. `end`: the time on it at which the thread gets the next error."""
 
-    One thread at a time may use a TimeLimit. A watcher thread checks the clock, so that entering and leaving takes only
-    some microseconds."""
+    thread: int
+    clock: int
+    end: float
+
+
+class TimeLimit:
+    """Bounds the CPU time of work on the calling thread, independent of the machine's load.
+
+    Python raises the error between two bytecodes, so a single call of C code runs to its end. It drops the error where
+    it comes in a finalizer or a callback of the garbage collector. The thread then gets another.
+
+    One thread at a time may use a TimeLimit. A watcher thread checks the clock, so that `run` itself takes only some
+    microseconds."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        # The running block: thread, clock, end. Either the thread or the watcher removes it.
-        self._running: list[tuple[int, int, float]] = []
+        self._lock = threading.Lock()
+        self._work: _Work | None = None
         threading.Thread(target=_watch, args=(weakref.ref(self),), name="time-limit", daemon=True).start()
 
-    def __enter__(self) -> None:
+    def run(self, work: Callable[[], _T]) -> _T:
+        """Returns what `work` returns. Raises TimeLimitError after `seconds` of the thread's CPU time."""
         thread = threading.get_ident()
-        self._running.append((thread, time.pthread_getcpuclockid(thread), time.thread_time() + self.seconds))
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if kind is not TimeLimitError:
+        self._work = _Work(thread, time.pthread_getcpuclockid(thread), time.thread_time() + self.seconds)
+        try:
+            return work()
+        finally:
             try:
-                self._running.pop()
-            except IndexError:
-                # The watcher is raising the error in this thread. It must not hit other work.
-                while True:
-                    time.sleep(0)
+                self._end(thread)
+            except TimeLimitError:
+                self._end(thread)  # the next error is a quarter of a second of CPU time away
+
+    def _end(self, thread: int) -> None:
+        """No error comes after this."""
+        with self._lock:
+            self._work = None
+        _raise_in(thread, None)
 
     def end_overdue(self) -> None:
-        """Raises TimeLimitError in the thread of an overdue block."""
-        for block in self._running[:1]:
-            thread, clock, end = block
-            # OSError: the thread has ended since. ValueError: the block has ended.
-            with contextlib.suppress(OSError, ValueError):
-                if time.clock_gettime(clock) > end:
-                    self._running.remove(block)
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(TimeLimitError))
+        """Raises TimeLimitError in the thread of overdue work."""
+        # OSError: the thread has ended since.
+        with self._lock, contextlib.suppress(OSError):
+            if self._work is not None and (now := time.clock_gettime(self._work.clock)) > self._work.end:
+                self._work.end = now + _POLL_SECONDS
+                _raise_in(self._work.thread, TimeLimitError)
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Sets the error that the thread raises next. None: takes back one that it has not raised yet."""
+    value = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), value)
 
 
 def _watch(reference: "weakref.ref[TimeLimit]") -> None:
