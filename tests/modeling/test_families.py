@@ -9,7 +9,16 @@ import pytest
 
 from raylens.encoder.models.family import VisionFamily
 from raylens.llm.models.family import LanguageFamily
-from raylens.modeling.families import FAMILIES, PARTLY_FOUND, SERVED_FAMILIES, UNSERVED, Stage, known_to, load_family
+from raylens.modeling.families import (
+    FAMILIES,
+    PARTLY_FOUND,
+    RETRIEVAL,
+    SERVED_FAMILIES,
+    UNSERVED,
+    Stage,
+    known_to,
+    load_family,
+)
 from raylens.preprocess.models.family import ProcessorFamily
 
 ROOT = Path(__file__).parent.parent.parent
@@ -18,7 +27,7 @@ CLASSES: dict[Stage, type] = {"preprocess": ProcessorFamily, "encoder": VisionFa
 
 @pytest.mark.parametrize("stage", CLASSES)
 def test_the_table_names_every_family_that_a_stage_declares(stage: Stage) -> None:
-    named = [load_family(stage, model_type) for model_type in [*known_to(stage), *PARTLY_FOUND]]
+    named = [load_family(stage, model_type) for model_type in [*known_to(stage), *PARTLY_FOUND, *RETRIEVAL]]
     assert all(isinstance(family, CLASSES[stage]) or callable(family) for family in named)
     for file in (ROOT / stage / "models").glob("*.py"):
         module = importlib.import_module(f"raylens.{stage}.models.{file.stem}")
