@@ -45,18 +45,22 @@ class Placeholder:
 class MessageContents:
     """`placeholders`: of each modality of the model. `list_roles`: the roles whose content must be a list of parts.
     `written`: the roles and modalities whose placeholder the template writes. `needs_content`: an assistant's message
-    with tool calls only gets an empty content."""
+    with tool calls only gets an empty content. `takes_later_system`: the system may speak behind others, too."""
 
     placeholders: Mapping[str, Placeholder]
     list_roles: frozenset[str] = frozenset()
     written: frozenset[tuple[str, str]] = frozenset()
     needs_content: bool = False
+    takes_later_system: bool = True
 
     def formed(self, messages: list[Message]) -> list[Message]:
         """Returns the messages with each content in the template's form.
 
         If the template writes a placeholder in users' messages only, media of other roles move into a user's message
-        right behind. If it writes none, the placeholder becomes text on a line of its own."""
+        right behind. If it writes none, the placeholder becomes text on a line of its own. Later texts of the system
+        move into its first message where the template takes no other."""
+        if not self.takes_later_system and any(message["role"] == "system" for message in messages[1:]):
+            messages = _with_one_system(messages)
         return [self._formed(message) for message in self._with_places(messages)]
 
     def _with_places(self, messages: list[Message]) -> list[Message]:
@@ -98,12 +102,28 @@ class MessageContents:
         return {"type": "text", "text": placeholder.text and f"{placeholder.text}\n"}
 
 
+def _with_one_system(messages: list[Message]) -> list[Message]:
+    """Media of the system stay where they are, in messages of a user: items are in the order of the request."""
+    said, others = list[str](), list[Message]()
+    for message in messages:
+        if message["role"] != "system":
+            others.append(message)
+            continue
+        said.append("".join(part["text"] for part in parts_of(message) if part["type"] == "text"))
+        if media := [part for part in parts_of(message) if part["type"] != "text"]:
+            others.append({"role": "user", "content": media})
+    return [{"role": "system", "content": "\n\n".join(said)}, *others]
+
+
 def probe_contents(render: Render, placeholders: Mapping[str, Placeholder]) -> MessageContents:
     """Returns the forms that the template expects. A text stays a text if the template accepts both forms or none."""
     found = MessageContents(placeholders)
     for role in (*_ROLES, *_PAIR_ROLES):
         if not _is_said(render(_around(found, role, _SAID))) and _is_said(render(_around(found, role, [_TEXT_PART]))):
             found = replace(found, list_roles=found.list_roles | {role})
+        if role == "system":
+            later = render(found.formed([_USER, {"role": "system", "content": _SAID}]))
+            found = replace(found, takes_later_system=_is_said(later))
         if role == "assistant":
             found = replace(found, needs_content=not render(found.formed([_USER, _CALLER])))
     written = set()

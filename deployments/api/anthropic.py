@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, model_validator
 
-from raylens.deployments.api.content import MediaPart, TextPart, Url, template_content
+from raylens.deployments.api.content import MediaPart, Part, SaidPart, TextPart, Url, template_content
 from raylens.deployments.api.generation import AnyGenerationFields
 from raylens.deployments.api.messages import TemplateFields, thought_form
 from raylens.deployments.api.tools import (
@@ -79,7 +79,47 @@ class TextBlock(TextPart):
     citations: Accepted = None
 
 
-_Block = Annotated[TextBlock | ImageBlock | DocumentBlock, Field(discriminator="type")]
+class SearchResultBlock(Part):
+    """What a source says that the client has found."""
+
+    type: Literal["search_result"]
+    title: str
+    source: str
+    content: Annotated[list[TextBlock], Field(max_length=10_000, fail_fast=True)]
+    citations: Accepted = None
+
+    @property
+    def text(self) -> str:
+        return "\n".join([self.title, self.source, *(block.text for block in self.content)])
+
+
+class ToolReferenceBlock(Part):
+    """A deferred tool that the client has found for the model, which may call it from now on."""
+
+    type: Literal["tool_reference"]
+    tool_name: FunctionName
+
+    @property
+    def text(self) -> str:
+        return f"You can call {self.tool_name} now.\n"
+
+
+class NamedTool(WireModel):
+    type: Literal["tool_reference"]
+    name: FunctionName
+
+
+class ToolChangeBlock(WireModel):
+    """Offers a deferred tool, or withdraws one."""
+
+    type: Literal["tool_addition", "tool_removal"]
+    tool: NamedTool
+    cache_control: Accepted = None
+
+
+_Block = Annotated[
+    TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock, Field(discriminator="type")
+]
 Blocks = Annotated[list[_Block], Field(max_length=10_000, fail_fast=True)]
 
 
@@ -117,7 +157,15 @@ class RedactedThinkingBlock(WireModel):
 
 
 Block = Annotated[
-    TextBlock | ImageBlock | DocumentBlock | ToolResultBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock,
+    TextBlock
+    | ImageBlock
+    | DocumentBlock
+    | SearchResultBlock
+    | ToolResultBlock
+    | ToolUseBlock
+    | ToolChangeBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock,
     Field(discriminator="type"),
 ]
 
@@ -153,15 +201,25 @@ class Turn(WireModel):
         results = [block for block in blocks if isinstance(block, ToolResultBlock)]
         for one in results:
             yield {"role": "tool", "tool_call_id": one.tool_use_id, "content": template_content(one.content)}
-        said = [block for block in blocks if isinstance(block, TextBlock | MediaPart)]
+        said: list[SaidPart | MediaPart] = [
+            block for block in blocks if isinstance(block, TextBlock | SearchResultBlock | MediaPart)
+        ]
         thought = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
         message: Message = {"role": self.role, **thought_form(thought)}
         if calls := [block for block in blocks if isinstance(block, ToolUseBlock)]:
             message["tool_calls"] = [call_form(call.id, call.name, call.input) for call in calls]
         if said or not calls:
             message["content"] = template_content(said)
-        if said or not results:
+        if not blocks or any(not isinstance(block, ToolResultBlock | ToolChangeBlock) for block in blocks):
             yield message
+
+    def tool_changes(self) -> Iterator[tuple[str, bool]]:
+        """Yields names of tools, each with whether the model may call it from now on."""
+        for block in () if isinstance(self.content, str) else self.content:
+            if isinstance(block, ToolChangeBlock):
+                yield block.tool.name, block.type == "tool_addition"
+            elif isinstance(block, ToolResultBlock):
+                yield from ((one.tool_name, True) for one in block.content if isinstance(one, ToolReferenceBlock))
 
     def media(self, field: str) -> list[MediaSource]:
         """Returns the pictures and documents, in the order of `template_forms`. `field`: the client's name for the
@@ -184,7 +242,7 @@ def _media_of(blocks: Sequence[object], field: str) -> list[MediaSource]:
 
 
 class InputTool(WireModel):
-    """A function that the model may call."""
+    """A function that the model may call. `defer_loading`: only once a block of a message names it."""
 
     name: FunctionName
     type: Literal["custom"] | None = None
@@ -192,7 +250,7 @@ class InputTool(WireModel):
     input_schema: Annotated[dict[str, Any], AfterValidator(flat_enough)]
     cache_control: Accepted = None
     strict: Accepted = None
-    defer_loading: Accepted = None
+    defer_loading: bool | None = None
     allowed_callers: Accepted = None
     input_examples: Accepted = None
     eager_input_streaming: Accepted = None
@@ -263,13 +321,24 @@ class ConversationFields(AnyGenerationFields, TemplateFields, ToolFields):
     workspace_id: Accepted = None
 
     @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if not any(True for turn in self.messages for _ in turn.template_forms()):
+            raise ValueError("messages: they change tools and say nothing")
+        return self
+
+    @model_validator(mode="after")
     def _takes_budget_of_thinking(self) -> Self:
         if self.thinking is not None and self.thinking.budget_tokens is not None:
             self.thinking_token_budget = self.thinking.budget_tokens
         return self
 
     def tools_and_choice(self) -> tuple[list[CallableTool], ToolMode | Selection]:
-        tools: list[CallableTool] = [one.as_tool() for one in self.tools or () if isinstance(one, InputTool)]
+        changes = dict(change for turn in self.messages for change in turn.tool_changes())
+        tools: list[CallableTool] = [
+            one.as_tool()
+            for one in self.tools or ()
+            if isinstance(one, InputTool) and changes.get(one.name, not one.defer_loading)
+        ]
         choice = self.tool_choice
         if choice is None or choice.type == "auto":
             return tools, "auto"

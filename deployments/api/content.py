@@ -1,7 +1,7 @@
 """Parts of a message's content: text, and media in every form that clients send them."""
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Protocol, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, field_serializer, model_validator
 
@@ -259,7 +259,16 @@ InputPart = Annotated[
     type_by_field("refusal", "input_audio", text="input_text", image_url="input_image", file_id="input_image"),
 ]
 InputContent = str | Annotated[list[InputPart], Field(max_length=10_000, fail_fast=True)]
-Content = str | Sequence[TextPart | InputText | RefusalPart | MediaPart]
+
+
+class SaidPart(Protocol):
+    """A part that chat templates get as text."""
+
+    @property
+    def text(self) -> str: ...
+
+
+Content = str | Sequence[SaidPart | MediaPart]
 """The content of a message, in any of the APIs."""
 
 

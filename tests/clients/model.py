@@ -1,6 +1,7 @@
 """A model whose answers show what of a request has reached it: it answers a picture, a page, a tool's result, a wish to
-think and a list of tools each in its own words."""
+think and a list of tools each in its own words. Like Qwen3.5's, its template refuses what the system says later."""
 
+import json
 from pathlib import Path
 
 from tests.scripted_model import save_scripted_model
@@ -8,6 +9,9 @@ from tests.scripted_model import save_scripted_model
 _TEMPLATE = """
 {%- set seen = namespace(picture=false, text='') -%}
 {%- for m in messages -%}
+{%- if m.role == 'system' and not loop.first -%}
+{{- raise_exception('System message must be at the beginning.') -}}
+{%- endif -%}
 {{- m.role ~ ':' -}}
 {%- set seen.picture = false -%}{%- set seen.text = '' -%}
 {%- if m.reasoning_content is string -%}{{- '<think>' ~ m.reasoning_content ~ '</think>' -}}{%- endif -%}
@@ -28,10 +32,21 @@ _TEMPLATE = """
 {%- elif 'Think' in seen.text -%}{{- '[think]' -}}
 {%- elif 'Layout Detection' in seen.text -%}{{- '[layout]' -}}
 {%- elif seen.picture -%}{{- '[picture]' -}}
-{%- elif tools -%}{{- '[call]' -}}
+{%- elif tools -%}
+{%- set names = tools | map(attribute='function.name') | list -%}
+{%- if 'StructuredOutput' in names -%}{{- '[structured]' -}}
+{%- elif 'Bash' in names -%}{{- '[bash]' -}}
+{%- elif 'Read' in names -%}{{- '[read]' -}}
+{%- else -%}{{- '[call]' -}}{%- endif -%}
 {%- else -%}{{- '[plain]' -}}{%- endif -%}
 """
 _CALL = '\n{"name": "look", "arguments": {"where":'
+_OF_CLAUDE_CODE = {
+    "[structured]": ("StructuredOutput", {"colour": "red"}),
+    "[bash]": ("Bash", {"command": "echo red"}),
+    "[read]": ("Read", {"file_path": "one.png"}),
+}
+"""Calls of its own tools."""
 _BLOCK = "<|box_start|>100 200 900 800<|box_end|><|ref_start|>title<|ref_end|><|rotate_up|>"
 """The only block of a page, as MinerU's models tell it: a special token."""
 _NEXT_WORDS = {
@@ -65,4 +80,8 @@ _NEXT_WORDS = {
 
 
 def save_model(folder: Path) -> str:
-    return save_scripted_model(folder, _NEXT_WORDS, _TEMPLATE, [_BLOCK])
+    words = dict(_NEXT_WORDS)
+    for mark, (name, arguments) in _OF_CLAUDE_CODE.items():
+        words[mark] = f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+        words[words[mark]] = ""
+    return save_scripted_model(folder, words, _TEMPLATE, [_BLOCK])

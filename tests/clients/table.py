@@ -53,6 +53,7 @@ CLIENTS = (
     Client("dspy", "dspy_python.py", ("dspy",)),
     Client("llama-index", "llama_index_python.py", ("llama-index-llms-openai-like",)),
     Client("haystack", "haystack_python.py", ("haystack-ai",)),
+    Client("Claude Code", "claude_code.mjs", ("@anthropic-ai/claude-code",)),
     Client("litellm's proxy", "litellm_proxy.py", ("litellm[proxy]",)),
     Client("llm", "llm_cli.py", ("llm",)),
 )

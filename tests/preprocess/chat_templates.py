@@ -30,6 +30,12 @@ CHATML_OF_PARTS = (
     "{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+CHATML_FIRST_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+    "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 CHATML_WITH_TOOLS = (
     "{%- for message in messages %}"
     "{%- if message.role == 'assistant' and message.tool_calls %}{{- '<|im_start|>assistant' }}"
@@ -98,6 +104,7 @@ _EVERYBODY = frozenset({"user", "system", "assistant", "tool"})
 TEMPLATES = {
     "chatml": Template(CHATML),
     "chatml of parts": Template(CHATML_OF_PARTS, writes_pictures=True),
+    "chatml with the system first": Template(CHATML_FIRST_SYSTEM),
     "chatml with tools": Template(CHATML_WITH_TOOLS),
     "llama 2": Template(LLAMA_2),
     "llama 3": Template(LLAMA_3),

@@ -11,6 +11,8 @@ import pytest
 from openai import OpenAI
 
 from raylens.checkpoints import PICTURES
+from raylens.deployments.api.anthropic import MessagesRequest
+from raylens.preprocess.schema import ChatPrompt
 from tests.deployments.endpoint.test_endpoint_tools import app_config as app_config
 from tests.pictures import user_message
 
@@ -153,6 +155,24 @@ def test_a_request_of_claude_code_is_answered(app_url: str) -> None:
                     {"type": "text", "text": "And?", "cache_control": {"type": "ephemeral"}},
                 ],
             },
+            {"role": "system", "content": [{"type": "text", "text": "# Environment\nThe shell is bash."}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "tool_use", "id": "toolu_2", "name": "ToolSearch", "input": {"query": "select:Look"}}
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "toolu_2",
+                        "content": [{"type": "tool_reference", "tool_name": "Look"}],
+                        "cache_control": {"type": "ephemeral"},
+                    },
+                ],
+            },
         ],
         "tools": [
             {
@@ -166,9 +186,11 @@ def test_a_request_of_claude_code_is_answered(app_url: str) -> None:
                 },
             },
             {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
+            {"name": "Look", "input_schema": {"type": "object", "properties": {}}, "defer_loading": True},
         ],
         "metadata": {"user_id": "user_1"},
-        "thinking": {"type": "enabled", "budget_tokens": 31999},
+        "thinking": {"type": "adaptive", "display": "updates"},
+        "output_config": {"effort": "high"},
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         "temperature": 1,
     }
@@ -180,12 +202,50 @@ def test_a_request_of_claude_code_is_answered(app_url: str) -> None:
     assert answer.headers["x-raylens-ignored-fields"] == "messages[1].cache_control, tools[1].web_search_20250305"
 
 
+def test_a_deferred_tool_is_offered_once_a_message_names_it() -> None:
+    deferred = {"name": "later", "input_schema": {"type": "object"}, "defer_loading": True}
+    added, removed = (
+        {"type": kind, "tool": {"type": "tool_reference", "name": "later"}}
+        for kind in ("tool_addition", "tool_removal")
+    )
+    found = {"type": "tool_reference", "tool_name": "later"}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [found]}
+
+    def offered(*blocks: Any) -> list[str]:
+        messages = [asked(), *({"role": "user", "content": [block]} for block in blocks)]
+        body = {"model": "m", "max_tokens": 1, "messages": messages, "tools": [WEATHER, deferred]}
+        return [tool.function.name for tool in MessagesRequest.model_validate(body).offered.tools]
+
+    assert offered() == ["weather"]
+    assert offered(added) == offered(result) == offered(result, removed, added) == ["weather", "later"]
+    assert offered(added, removed) == ["weather"]
+
+
+def test_what_a_search_found_is_text() -> None:
+    found = {
+        "type": "search_result",
+        "title": "Cats",
+        "source": "https://cats.example",
+        "content": [{"type": "text", "text": "They purr."}],
+    }
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [found, picture_block()]}
+    body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": [result, found]}]}
+    ((prompt, media),) = MessagesRequest.model_validate(body).prompts_and_media()
+    assert isinstance(prompt, ChatPrompt)
+    said = {"type": "text", "text": "Cats\nhttps://cats.example\nThey purr."}
+    told, asked_for = prompt.messages
+    assert (told["role"], told["content"]) == ("tool", [said, {"type": "image"}])
+    assert (asked_for["role"], asked_for["content"]) == ("user", [said])
+    assert [one.field for one in media] == ["messages[0].content[0].content[1].image"]
+
+
 def test_errors_have_the_apis_own_form(api: anthropic.resources.Messages, app_url: str) -> None:
     with pytest.raises(anthropic.NotFoundError) as missing:
         api.create(model="other", max_tokens=1, messages=[asked()])
     body: Any = missing.value.body
     assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
     call = {"type": "tool_use", "id": "a", "name": "f"}
+    change = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "f"}}
     for wrong, field in (
         ({"messages": []}, "messages"),
         (
@@ -194,6 +254,7 @@ def test_errors_have_the_apis_own_form(api: anthropic.resources.Messages, app_ur
         ),
         ({"messages": [asked()], "tool_choice": {"type": "any"}}, "tool_choice"),
         ({"messages": [asked()], "max_tokens": 0}, "max_tokens"),
+        ({"messages": [{"role": "user", "content": [change]}]}, "messages: they change tools and say nothing"),
         ({"messages": [{"role": "user", "content": [{**call, "input": {}}]}]}, "role assistant only"),
         ({"messages": [{"role": "user", "content": [{**call, "input": 5}]}]}, "messages[0].content[0].input"),
     ):

@@ -169,6 +169,42 @@ def test_a_picture_of_any_role_has_its_placeholder(filled: Filled, role: str) ->
     assert "'type'" not in text
 
 
+LATER: list[dict[str, Any]] = [
+    {"role": "user", "content": "Hello"},
+    {"role": "system", "content": [{"type": "text", "text": "Be exact."}]},
+    {"role": "assistant", "content": "Hi"},
+    {"role": "user", "content": "Which?"},
+]
+
+
+def test_the_system_may_speak_later(filled: Filled) -> None:
+    text = filled.ours(ChatPrompt([{"role": "system", "content": "Be brief."}, *LATER]))
+    assert text is not None
+    assert all(said in text for said in ("Be brief.", "Hello", "Be exact.", "Hi", "Which?")), text
+
+
+@pytest.mark.parametrize("name", ["chatml", "chatml with the system first"])
+@pytest.mark.parametrize("opening", [[{"role": "system", "content": "Be brief."}], []], ids=["second", "only"])
+def test_it_does_so_in_its_place_or_at_the_beginning(name: str, opening: list[dict[str, Any]]) -> None:
+    """Claude Code sends such a message behind each turn of a user."""
+    filled = Filled(TEMPLATES[name])
+    said = "\n\n".join([*(one["content"] for one in opening), "Be exact."])
+    moved = [{"role": "system", "content": said}, *LATER[:1], *LATER[2:]]
+    assert filled.ours(ChatPrompt([*opening, *LATER])) == filled.expected(
+        [*opening, *LATER] if name == "chatml" else moved
+    )
+
+
+def test_a_picture_of_the_later_system_stays_in_order() -> None:
+    shown = {"role": "system", "content": [{"type": "text", "text": "This is a cat."}, {"type": "image"}]}
+    asked = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Which?"}]}
+    text = Filled(TEMPLATES["chatml with the system first"]).ours(ChatPrompt([asked, shown]))
+    assert text == (
+        "<|im_start|>system\nThis is a cat.<|im_end|>\n<|im_start|>user\n<image>\nWhich?<|im_end|>\n"
+        "<|im_start|>user\n<image>\n<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
 CALLS = [{**CALL, "id": name, "function": {"name": "f", "arguments": {}}} for name in ("call12345", "call54321")]
 CALLED: list[dict[str, Any]] = [{"role": "user", "content": "Go."}, {"role": "assistant", "tool_calls": CALLS}]
 
