@@ -93,8 +93,8 @@ def load_half(
     """Returns the model in evaluation mode. `options`: of `from_pretrained`. `half`: its name in errors. `renamings`:
     see `HalfModel`. Runs no code of the checkpoint and reads no pickle.
 
-    Raises ValueError for a checkpoint without safetensors, and for a missing weight, which transformers would leave
-    random with a mere warning."""
+    Raises ValueError for a checkpoint without safetensors, for a weight of another shape than config.json means, and
+    for a missing weight, which transformers would leave random with a mere warning."""
     config = options.pop("config", None) or load_model_config(checkpoint)
     check_names_no_pickle(config, checkpoint)
     try:
@@ -102,6 +102,7 @@ def load_half(
             checkpoint,
             config=config,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, with their shapes
             key_mapping=dict(renamings) or None,
             use_safetensors=True,
             trust_remote_code=False,
@@ -111,6 +112,12 @@ def load_half(
         if "safetensors" not in str(error):
             raise
         raise ValueError(f"{checkpoint}: it has no weights as safetensors, and {_ONLY_SAFETENSORS}") from error
+    if wrong := sorted(loading["mismatched_keys"]):
+        name, stored, meant = wrong[0]
+        raise ValueError(
+            f"{checkpoint}: config.json does not fit {len(wrong)} weights of the {half} half: {name} has the shape "
+            f"{tuple(stored)}, not {tuple(meant)}"
+        )
     if loading["missing_keys"]:
         raise ValueError(f"{checkpoint} lacks weights of the {half} half: {sorted(loading['missing_keys'])[:5]}")
     loaded: PreTrainedModel = model.eval()
