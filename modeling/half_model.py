@@ -9,6 +9,7 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from raylens.modeling.checkpoint_files import HOW_TO_CONVERT
+from raylens.modeling.load_progress import told_progress
 from raylens.modeling.model_configs import load_model_config
 
 _ONLY_SAFETENSORS = f"no pickled weights are read: {HOW_TO_CONVERT}"
@@ -98,16 +99,17 @@ def load_half(
     config = options.pop("config", None) or load_model_config(checkpoint)
     check_names_no_pickle(config, checkpoint)
     try:
-        model, loading = model_class.from_pretrained(
-            checkpoint,
-            config=config,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # refused below, with their shapes
-            key_mapping=dict(renamings) or None,
-            use_safetensors=True,
-            trust_remote_code=False,
-            **options,
-        )
+        with told_progress():
+            model, loading = model_class.from_pretrained(
+                checkpoint,
+                config=config,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, with their shapes
+                key_mapping=dict(renamings) or None,
+                use_safetensors=True,
+                trust_remote_code=False,
+                **options,
+            )
     except OSError as error:
         if "safetensors" not in str(error):
             raise
