@@ -69,7 +69,7 @@ class JsonCall(CallSyntax):
             yield from source.expect(":")
             if key == self.name and called is None:
                 called = _called((yield from read_string(source)), offered)
-            elif key not in ("arguments", "parameters") or is_told:
+            elif key not in (self.arguments, "arguments", "parameters") or is_told:
                 yield from read_value(source)
             elif called is not None:
                 is_told = True

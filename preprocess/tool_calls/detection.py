@@ -1,4 +1,5 @@
-"""Finds a model's format of tool calls by what its chat template writes for a call in the history."""
+"""Finds a model's format of tool calls by what its chat template writes for a call in the history: one that the table
+has, or else one that the tokenizer declares."""
 
 import json
 import re
@@ -9,6 +10,7 @@ from typing import Any
 from raylens.preprocess.schema import Message
 from raylens.preprocess.tool_calls.formats import FORMATS, ToolCallFormat
 from raylens.preprocess.tool_calls.reader import ToolCallReader
+from raylens.preprocess.tool_calls.response_template import declared_format
 
 Render = Callable[[list[Message]], str]
 """Fills the template. Returns an empty text if the template rejects the messages."""
@@ -23,6 +25,9 @@ def detect_format(render: Render, hf_tokenizer: Any, name: str | None = None) ->
     """Returns the format, and whether the template takes arguments as text. The format is None without a known one.
     `name`: of the format, whatever the template writes."""
     candidates = [form for form in FORMATS if name in (None, form.name)]
+    declared = declared_format(getattr(hf_tokenizer, "response_template", None))
+    if name is None and declared is not None:
+        candidates = sorted([*candidates, declared], key=lambda form: form.is_alone)  # those without marks are last
     for takes_text in (False, True):
         written = render(_conversation(json.dumps(_ARGUMENTS) if takes_text else _ARGUMENTS))
         answer = written[written.find(_ASKED) + len(_ASKED) :]
