@@ -8,7 +8,7 @@ from pathlib import Path
 
 from raylens.deployments.batch.request_lines import BatchRequest, RequestLines, request_in
 
-_LEAST_PRIORITY = 1000
+LEAST_PRIORITY = 1000
 """Requests of people go first."""
 
 
@@ -43,4 +43,4 @@ class RequestFile:
                 if custom_id not in without:
                     lines.seek(offset)
                     request = request_in(lines.readline())
-                    yield replace(request, body={"priority": _LEAST_PRIORITY} | request.body)
+                    yield replace(request, body={"priority": LEAST_PRIORITY} | request.body)

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -30,7 +31,9 @@ COLOURS = ("red", "green", "blue")
 
 @pytest.fixture(scope="module")
 def app_config(shapes: str) -> AppConfig:
-    return AppConfig.model_validate({"model": shapes, "admission": {"total": {"requests": 8}}})
+    return AppConfig.model_validate(
+        {"model": shapes, "pooling": {"type": "mean"}, "admission": {"total": {"requests": 8}}}
+    )
 
 
 def line(custom_id: str, url: str = CHAT, **body: Any) -> dict[str, Any]:
@@ -90,6 +93,63 @@ def test_each_request_of_a_file_is_answered_as_it_would_be_alone(client: OpenAI,
     assert answers.pop("response")["body"]["output"][0]["content"][0]["text"] == "red"
     assert answers.pop("message")["body"]["content"][0]["text"]
     assert colours(answers) == [COLOURS[number % 3] for number in range(24)]
+
+
+PROMPT = ("--prompt", "What colour is the circle?", "--body", '{"max_tokens": 8}')
+
+
+def test_each_picture_of_a_folder_is_asked_about(app_url: str, tmp_path: Path) -> None:
+    folder, out = tmp_path / "pictures", tmp_path / "out"
+    (folder / "more").mkdir(parents=True)
+    files = {f"{colour}.png": colour for colour in COLOURS} | {"more/Ünder.JPG": "red"}
+    for name, colour in files.items():
+        (folder / name).write_bytes(encoded(disc(colour, (96, 96), (36, 36))))
+    (folder / "notes.txt").write_text("no picture")
+    (folder / ".hidden.png").write_bytes(b"")
+    (folder / "broken.gif").write_bytes(b"GIF")
+    result = batch(folder, out, app_url, *PROMPT)
+    assert result.stderr.splitlines()[-1] == f"5 answers are in {out}, 1 of them errors"
+    answers = answers_in(out)
+    assert answers.pop("broken.gif")["status_code"] == 400
+    assert {name: one["body"]["choices"][0]["message"]["content"] for name, one in answers.items()} == files
+    (folder / "late.png").write_bytes((folder / "blue.png").read_bytes())
+    assert "5 of 6 requests were answered before" in batch(folder, out, app_url, *PROMPT).stderr
+    assert answers_in(out)["late.png"]["body"]["choices"][0]["message"]["content"] == "blue"
+
+
+def test_the_pages_of_a_folder_are_embedded(app_url: str, tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(encoded(disc("red", (96, 96), (36, 36))))
+    result = batch(tmp_path, tmp_path / "out", app_url, "--endpoint", "/v1/embeddings")
+    assert result.returncode == 0, result.stderr
+    first, second = (one["body"]["data"][0]["embedding"] for one in answers_in(tmp_path / "out").values())
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["{folder}", "{out}"], "has no files that end with jpg"),
+        (["{folder}", "{out}", "--body", "[]"], "--body: not an object"),
+        (["{folder}", "{out}", "--body", "{"], "--body: not valid JSON"),
+        (["{file}", "{out}", "--prompt", "x"], "--prompt is for a folder, and .* is none"),
+    ],
+)
+def test_what_is_no_folder_of_media_is_said(
+    arguments: list[str],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("raylens.deployments.launch.cli._stop_on_signals", lambda: None)
+    (tmp_path / "folder").mkdir()
+    places = {name: str(tmp_path / name) for name in ("folder", "file", "out")}
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(main(["batch", *(one.format(**places) if one[-1] == "}" else one for one in arguments)]))
+    assert ended.value.code == 2
+    assert re.search(reason, capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_run_that_is_killed_goes_on_where_it_was(app_url: str, tmp_path: Path) -> None:
