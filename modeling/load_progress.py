@@ -28,7 +28,7 @@ def told_progress() -> Iterator[None]:
         yield
     finally:
         tqdm.display = display
-        del os.environ[_VARIABLE]
+        os.environ.pop(_VARIABLE, None)
         if position is not None:
             os.environ[_VARIABLE] = position
 

@@ -22,6 +22,7 @@ _ROLES = ("user", "system", "assistant", "tool")
 _PAIR_ROLES = ("query", "document")
 """Of the two messages that a reranker's template writes."""
 _USER: Message = {"role": "user", "content": "zquser"}
+_ASSISTANT: Message = {"role": "assistant", "content": "zqassistant"}
 _CALLER: Message = {
     "role": "assistant",
     "tool_calls": [{"id": _CALL_ID, "type": "function", "function": {"name": "zqname", "arguments": {}}}],
@@ -103,16 +104,27 @@ class MessageContents:
 
 
 def _with_one_system(messages: list[Message]) -> list[Message]:
-    """Media of the system stay where they are, in messages of a user: items are in the order of the request."""
-    said, others = list[str](), list[Message]()
+    """Moves the texts of the system into one message at the beginning.
+
+    Media of the system stay where they are, as a user's: items are in the order of the request. Messages of a user
+    between which the system has spoken become one: many templates want users and assistants in turn."""
+    said, others, is_behind_system = list[str](), list[Message](), False
     for message in messages:
-        if message["role"] != "system":
+        is_system = message["role"] == "system"
+        if is_system:
+            said.append("".join(part["text"] for part in parts_of(message) if part["type"] == "text"))
+            message = {"role": "user", "content": [part for part in parts_of(message) if part["type"] != "text"]}
+        if (is_system or is_behind_system) and others and message["role"] == others[-1]["role"] == "user":
+            others[-1] = {**others[-1], "content": _joined(parts_of(others[-1]), parts_of(message))}
+        elif not is_system or message["content"]:
             others.append(message)
-            continue
-        said.append("".join(part["text"] for part in parts_of(message) if part["type"] == "text"))
-        if media := [part for part in parts_of(message) if part["type"] != "text"]:
-            others.append({"role": "user", "content": media})
+        is_behind_system = is_system
     return [{"role": "system", "content": "\n\n".join(said)}, *others]
+
+
+def _joined(one: list[dict[str, str]], other: list[dict[str, str]]) -> list[dict[str, str]]:
+    are_texts = one and other and one[-1]["type"] == other[0]["type"] == "text"
+    return [*one, *([{"type": "text", "text": "\n"}] if are_texts else []), *other]
 
 
 def probe_contents(render: Render, placeholders: Mapping[str, Placeholder]) -> MessageContents:
@@ -122,8 +134,7 @@ def probe_contents(render: Render, placeholders: Mapping[str, Placeholder]) -> M
         if not _is_said(render(_around(found, role, _SAID))) and _is_said(render(_around(found, role, [_TEXT_PART]))):
             found = replace(found, list_roles=found.list_roles | {role})
         if role == "system":
-            later = render(found.formed([_USER, {"role": "system", "content": _SAID}]))
-            found = replace(found, takes_later_system=_is_said(later))
+            found = replace(found, takes_later_system=_takes_later_system(render, found))
         if role == "assistant":
             found = replace(found, needs_content=not render(found.formed([_USER, _CALLER])))
     written = set()
@@ -132,6 +143,14 @@ def probe_contents(render: Render, placeholders: Mapping[str, Placeholder]) -> M
         if _is_said(text) and placeholder.needed in text:
             written.add((role, modality))
     return replace(found, written=frozenset(written))
+
+
+def _takes_later_system(render: Render, found: MessageContents) -> bool:
+    """Returns whether the template writes what the system says both at the beginning and behind a user."""
+    first, later = ({"role": "system", "content": said} for said in ("zqfirst", _SAID))
+    said = [first, _USER, later]
+    texts = [render(found.formed(messages)) for messages in (said, [*said, _ASSISTANT, _USER])]
+    return all(one in text for text in texts for one in ("zqfirst", _SAID))
 
 
 def writes_pairs(render: Render, contents: MessageContents) -> bool:

@@ -37,35 +37,40 @@ class TimeLimit:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._lock = threading.Lock()
         self._work: _Work | None = None
+        self._watched: _Work | None = None
+        """What the watcher may be raising an error in. No lock: an error could come while the thread holds it."""
         threading.Thread(target=_watch, args=(weakref.ref(self),), name="time-limit", daemon=True).start()
 
     def run(self, work: Callable[[], _T]) -> _T:
         """Returns what `work` returns. Raises TimeLimitError after `seconds` of the thread's CPU time."""
         thread = threading.get_ident()
-        self._work = _Work(thread, time.pthread_getcpuclockid(thread), time.thread_time() + self.seconds)
+        begun = _Work(thread, time.pthread_getcpuclockid(thread), time.thread_time() + self.seconds)
+        self._work = begun
         try:
             return work()
         finally:
             try:
-                self._end(thread)
+                self._end(begun)
             except TimeLimitError:
-                self._end(thread)  # the next error is a quarter of a second of CPU time away
+                self._end(begun)  # the next error is a quarter of a second of CPU time away
 
-    def _end(self, thread: int) -> None:
+    def _end(self, work: _Work) -> None:
         """No error comes after this."""
-        with self._lock:
-            self._work = None
-        _raise_in(thread, None)
+        self._work = None
+        while self._watched is work:
+            time.sleep(0)
+        _raise_in(work.thread, None)
 
     def end_overdue(self) -> None:
         """Raises TimeLimitError in the thread of overdue work."""
+        self._watched = work = self._work
         # OSError: the thread has ended since.
-        with self._lock, contextlib.suppress(OSError):
-            if self._work is not None and (now := time.clock_gettime(self._work.clock)) > self._work.end:
-                self._work.end = now + _POLL_SECONDS
-                _raise_in(self._work.thread, TimeLimitError)
+        with contextlib.suppress(OSError):
+            if work is not None and (now := time.clock_gettime(work.clock)) > work.end and self._work is work:
+                work.end = now + _POLL_SECONDS
+                _raise_in(work.thread, TimeLimitError)
+        self._watched = None
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:

@@ -90,7 +90,7 @@ class SearchResultBlock(Part):
 
     @property
     def text(self) -> str:
-        return "\n".join([self.title, self.source, *(block.text for block in self.content)])
+        return "\n".join([self.title, self.source, *(block.text for block in self.content), ""])
 
 
 class ToolReferenceBlock(Part):
@@ -101,7 +101,7 @@ class ToolReferenceBlock(Part):
 
     @property
     def text(self) -> str:
-        return f"You can call {self.tool_name} now.\n"
+        return f"The tool {self.tool_name} was found.\n"
 
 
 class NamedTool(WireModel):
@@ -218,7 +218,7 @@ class Turn(WireModel):
         for block in () if isinstance(self.content, str) else self.content:
             if isinstance(block, ToolChangeBlock):
                 yield block.tool.name, block.type == "tool_addition"
-            elif isinstance(block, ToolResultBlock):
+            elif isinstance(block, ToolResultBlock) and not isinstance(block.content, str):
                 yield from ((one.tool_name, True) for one in block.content if isinstance(one, ToolReferenceBlock))
 
     def media(self, field: str) -> list[MediaSource]:
@@ -333,11 +333,14 @@ class ConversationFields(AnyGenerationFields, TemplateFields, ToolFields):
         return self
 
     def tools_and_choice(self) -> tuple[list[CallableTool], ToolMode | Selection]:
+        given = self.tools or ()
+        # Where the server of another API would search for deferred tools, nothing names them.
+        is_searched = any(isinstance(one, HostedTool) and one.type.startswith("tool_search_tool") for one in given)
         changes = dict(change for turn in self.messages for change in turn.tool_changes())
         tools: list[CallableTool] = [
             one.as_tool()
-            for one in self.tools or ()
-            if isinstance(one, InputTool) and changes.get(one.name, not one.defer_loading)
+            for one in given
+            if isinstance(one, InputTool) and changes.get(one.name, is_searched or not one.defer_loading)
         ]
         choice = self.tool_choice
         if choice is None or choice.type == "auto":
@@ -363,7 +366,7 @@ class ConversationFields(AnyGenerationFields, TemplateFields, ToolFields):
             messages.append({"role": "system", "content": template_content(self.system)})
         for turn in self.messages:
             messages += turn.template_forms()
-        self.continue_final_message = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
+        self.continue_final_message = self.messages[-1].role == "assistant" and "tool_calls" not in messages[-1]
         prompt = self.chat_prompt(
             _merged(messages), self.offered.tools, None if self.output_config is None else self.output_config.effort
         )

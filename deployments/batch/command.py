@@ -12,29 +12,30 @@ from typing import Any
 import shtab
 
 from raylens.deployments.batch.answer_file import AnswerFile
-from raylens.deployments.batch.media_folder import MediaFolder
+from raylens.deployments.batch.media_folder import ENDINGS, MediaFolder
 from raylens.deployments.batch.request_file import BatchFileError, RequestFile
 from raylens.deployments.operator.running_server import RunningServer, add_server_options
 
-HELP = """\
+HELP = f"""\
 Send the requests of a file to a running server, and write its answers to another file, in the form of OpenAI's Batch
 API. Each line of INPUT is a request:
 
-  {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...]}}
+  {{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {{"messages": [...]}}}}
 
   raylens batch requests.jsonl answers.jsonl                          the server on this machine, port 8000
   raylens batch requests.jsonl answers.jsonl --url http://10.0.0.1:8000
 
-INPUT may also be a folder. Each picture, PDF, video and sound in it, and in the folders below, is a request:
+INPUT may also be a folder. Each picture, PDF, video and sound in it, and in the folders below, is a request. Their
+names end with {ENDINGS}.
 
-  raylens batch ~/pictures answers.jsonl --prompt "Describe the picture." --body '{"max_tokens": 100}'
+  raylens batch ~/pictures answers.jsonl --prompt "Describe the picture." --body '{{"max_tokens": 100}}'
   raylens batch ~/pictures vectors.jsonl --endpoint /v1/embeddings
 
 Then `custom_id` is the file's path within the folder.
 
 OUTPUT has a line for each answered request, in any order. Stop the command at any time: the same command goes on where
 it ended. The requests have the least priority, so those of people go first, and they wait while the server is away.
-Exits 1 if a request was answered with an error; `grep -v '"status_code": 200'` finds those.
+Exits 1 if a request has an error or no answer; `grep -v '"status_code": 200'` finds those.
 """
 _ENDPOINTS = ("/v1/chat/completions", "/v1/embeddings")
 """Routes that take one conversation."""
@@ -93,12 +94,15 @@ def run(args: argparse.Namespace) -> int:
         print(
             f"{len(answers.done)} answers are in {args.answers}, {answers.num_failed} of them errors", file=sys.stderr
         )
-        return 1 if answers.num_failed else 0
+        return 1 if answers.num_failed or len(answers.done) < len(requests.custom_ids) else 0
 
 
 def _requests(args: argparse.Namespace) -> RequestFile | MediaFolder:
     if args.requests.is_dir():
-        return MediaFolder(args.requests, args.prompt, args.body or {}, args.endpoint or _ENDPOINTS[0])
+        folder = MediaFolder(args.requests, args.prompt, args.body or {}, args.endpoint or _ENDPOINTS[0])
+        if folder.num_left_out:
+            print(f"{folder.num_left_out} files with other endings are left out", file=sys.stderr)
+        return folder
     for name in ("prompt", "body", "endpoint"):
         if getattr(args, name) is not None:
             raise BatchFileError(f"--{name} is for a folder, and {args.requests} is none")

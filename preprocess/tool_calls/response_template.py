@@ -17,7 +17,7 @@ def declared_format(response_template: object) -> ToolCallFormat | None:
     read a call, they do not tell what a model writes."""
     match response_template:
         case {"fields": {"tool_calls": {"open": str(start), "close": str(end), "content": "json", **others}}}:
-            if (syntax := _syntax(others)) is None:
+            if (syntax := _syntax(others)) is None or not start.strip() or not end.strip():
                 return None
             if others.get("transform_each"):
                 return ToolCallFormat(_NAME, syntax, begin=f"{start}[", finish=f"]{end}", separator=", ")

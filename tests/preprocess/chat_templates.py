@@ -57,6 +57,20 @@ LLAMA_2 = (
     "{% if m['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
     "{% elif m['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
 )
+LAST_SYSTEM = (  # as of DeepSeek R1
+    "{% set ns = namespace(system='') %}{% for m in messages %}{% if m.role == 'system' %}"
+    "{% set ns.system = m.content %}{% endif %}{% endfor %}{{ bos_token + ns.system }}"
+    "{% for m in messages %}{% if m.role == 'user' %}{{ '<User>' + m.content }}"
+    "{% elif m.role == 'assistant' %}{{ '<Assistant>' + m.content + eos_token }}"
+    "{% elif m.role == 'tool' %}{{ '<Tool>' + m.content }}{% endif %}{% endfor %}"
+)
+GEMMA_3 = (
+    "{% if messages[0].role == 'system' %}{% set first = messages[0].content + '\n\n' %}{% set rest = messages[1:] %}"
+    "{% else %}{% set first = '' %}{% set rest = messages %}{% endif %}{% for m in rest %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' + (first if loop.first else '') }}"
+    "{{ m.content | trim + '<end_of_turn>\n' }}{% endfor %}"
+)
 LLAMA_3 = (
     "{% for m in messages %}{% set text = '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n'"
     " + m['content'] | trim + '<|eot_id|>' %}{% if loop.first %}{% set text = bos_token + text %}{% endif %}"
@@ -107,6 +121,8 @@ TEMPLATES = {
     "chatml with the system first": Template(CHATML_FIRST_SYSTEM),
     "chatml with tools": Template(CHATML_WITH_TOOLS),
     "llama 2": Template(LLAMA_2),
+    "gemma 3": Template(GEMMA_3),
+    "last system": Template(LAST_SYSTEM),
     "llama 3": Template(LLAMA_3),
     "vicuna": Template(VICUNA),
     "printed": Template(PRINTED),

@@ -15,12 +15,15 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from raylens.deployments.api.chat import ChatCompletionRequest
 from raylens.deployments.batch.answer_file import AnswerFile
+from raylens.deployments.batch.media_folder import MediaFolder
 from raylens.deployments.batch.request_file import BatchFileError, RequestFile
 from raylens.deployments.config import AppConfig
 from raylens.deployments.free_port import free_port
 from raylens.deployments.launch.cli import main
 from raylens.preprocess.data_url import data_url
+from raylens.preprocess.schema import ChatPrompt
 from tests.pictures import disc, encoded, user_message
 from tests.replicas import replica_pids
 from tests.waiting import wait_until
@@ -106,9 +109,12 @@ def test_each_picture_of_a_folder_is_asked_about(app_url: str, tmp_path: Path) -
         (folder / name).write_bytes(encoded(disc(colour, (96, 96), (36, 36))))
     (folder / "notes.txt").write_text("no picture")
     (folder / ".hidden.png").write_bytes(b"")
+    (folder / ".cache").mkdir()
+    (folder / ".cache" / "a.png").write_bytes(b"")
     (folder / "broken.gif").write_bytes(b"GIF")
     result = batch(folder, out, app_url, *PROMPT)
-    assert result.stderr.splitlines()[-1] == f"5 answers are in {out}, 1 of them errors"
+    first, *_, last = result.stderr.splitlines()
+    assert (first, last) == ("1 files with other endings are left out", f"5 answers are in {out}, 1 of them errors")
     answers = answers_in(out)
     assert answers.pop("broken.gif")["status_code"] == 400
     assert {name: one["body"]["choices"][0]["message"]["content"] for name, one in answers.items()} == files
@@ -150,6 +156,41 @@ def test_what_is_no_folder_of_media_is_said(
     assert ended.value.code == 2
     assert re.search(reason, capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "reason"),
+    [
+        (b"\xff.png", {}, r"the name '\\udcff\.png' is not UTF-8"),
+        (b"a.png", {"stream": True}, "a.png: body: the answers of a batch come as a whole"),
+        (b"a.png", {"messages": {}}, "--body: messages has to be a list"),
+    ],
+)
+def test_what_no_batch_can_have_is_said_before_anything_is_sent(
+    name: bytes, body: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).touch()
+    with pytest.raises(BatchFileError, match=reason):
+        MediaFolder(tmp_path, None, body, CHAT)
+
+
+def test_each_kind_of_file_has_its_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = {"a.PDF": "document", "b.opus": "audio", "c.jpeg": "image", "d.m4v": "video"}
+    for name in (*kinds, "late.png"):
+        (tmp_path / name).write_bytes(name.encode())
+    opening = {"role": "system", "content": "Be brief."}
+    folder = MediaFolder(tmp_path, "What?", {"messages": [opening]}, CHAT)
+    (tmp_path / "late.png").unlink()
+    requests = list(folder.requests(without=set()))
+    assert [request.custom_id for request in requests] == [*kinds]
+    for request, kind in zip(requests, kinds.values(), strict=True):
+        body = ChatCompletionRequest.model_validate({"model": "m", **request.body})
+        ((prompt, (source,)),) = body.prompts_and_media()
+        assert source.modality == kind
+        assert isinstance(prompt, ChatPrompt)
+        asked = [{"type": kind}, {"type": "text", "text": "What?"}]
+        assert prompt.messages == [opening, {"role": "user", "content": asked}]
+    assert "late.png: No such file" in capsys.readouterr().err
 
 
 def test_a_run_that_is_killed_goes_on_where_it_was(app_url: str, tmp_path: Path) -> None:

@@ -219,6 +219,26 @@ def test_a_deferred_tool_is_offered_once_a_message_names_it() -> None:
     assert offered() == ["weather"]
     assert offered(added) == offered(result) == offered(result, removed, added) == ["weather", "later"]
     assert offered(added, removed) == ["weather"]
+    assert offered({**result, "content": "later"}) == ["weather"]
+
+
+def test_a_search_that_another_server_would_do_offers_all_tools() -> None:
+    deferred = {"name": "later", "input_schema": {"type": "object"}, "defer_loading": True}
+    search = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
+    body = {"model": "m", "max_tokens": 1, "messages": [asked()], "tools": [search, deferred]}
+    (tool,) = MessagesRequest.model_validate(body).offered.tools
+    assert tool.function.name == "later"
+
+
+def test_a_change_of_tools_is_no_answer_to_go_on_with() -> None:
+    change = {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "later"}}
+    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "I can"}]
+    for last in ([], [{"role": "system", "content": [change]}]):
+        ((prompt, _),) = MessagesRequest.model_validate(
+            {"model": "m", "max_tokens": 1, "messages": [*said, *last]}
+        ).prompts_and_media()
+        assert isinstance(prompt, ChatPrompt)
+        assert prompt.continue_final_message == (not last)
 
 
 def test_what_a_search_found_is_text() -> None:
@@ -229,13 +249,13 @@ def test_what_a_search_found_is_text() -> None:
         "content": [{"type": "text", "text": "They purr."}],
     }
     result = {"type": "tool_result", "tool_use_id": "a", "content": [found, picture_block()]}
-    body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": [result, found]}]}
+    body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": [result, found, found]}]}
     ((prompt, media),) = MessagesRequest.model_validate(body).prompts_and_media()
     assert isinstance(prompt, ChatPrompt)
-    said = {"type": "text", "text": "Cats\nhttps://cats.example\nThey purr."}
+    said = {"type": "text", "text": "Cats\nhttps://cats.example\nThey purr.\n"}
     told, asked_for = prompt.messages
     assert (told["role"], told["content"]) == ("tool", [said, {"type": "image"}])
-    assert (asked_for["role"], asked_for["content"]) == ("user", [said])
+    assert (asked_for["role"], asked_for["content"]) == ("user", [said, said])
     assert [one.field for one in media] == ["messages[0].content[0].content[1].image"]
 
 

@@ -174,13 +174,27 @@ LATER: list[dict[str, Any]] = [
     {"role": "system", "content": [{"type": "text", "text": "Be exact."}]},
     {"role": "assistant", "content": "Hi"},
     {"role": "user", "content": "Which?"},
+    {"role": "system", "content": "Be kind."},
 ]
 
 
-def test_the_system_may_speak_later(filled: Filled) -> None:
-    text = filled.ours(ChatPrompt([{"role": "system", "content": "Be brief."}, *LATER]))
+@pytest.mark.parametrize("num_later", [2, 4, 5], ids=str)
+def test_the_system_may_speak_later(filled: Filled, num_later: int) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, *LATER[:num_later]]
+    text = filled.ours(ChatPrompt(messages))
     assert text is not None
-    assert all(said in text for said in ("Be brief.", "Hello", "Be exact.", "Hi", "Which?")), text
+    said = ["Be brief.", "Hello", "Be exact.", "Hi", "Which?", "Be kind."]
+    assert all(one in text for one in said[: num_later + 1]), text
+
+
+def test_users_around_it_become_one() -> None:
+    user, system = ({"role": role, "content": role} for role in ("user", "system"))
+    shown: dict[str, Any] = {"role": "system", "content": [{"type": "text", "text": "system"}, {"type": "image"}]}
+    text = Filled(TEMPLATES["llama 2"]).ours(ChatPrompt([user, system, user]))
+    assert text == "<s>[INST] <<SYS>>\nsystem\n<</SYS>>\n\nuser\nuser [/INST]"
+    for messages in ([shown, user, system], [system, shown, user]):
+        text = Filled(TEMPLATES["llama 2"]).ours(ChatPrompt(messages))
+        assert text == "<s>[INST] <<SYS>>\nsystem\n\nsystem\n<</SYS>>\n\n<image>\nuser [/INST]"
 
 
 @pytest.mark.parametrize("name", ["chatml", "chatml with the system first"])
@@ -188,8 +202,8 @@ def test_the_system_may_speak_later(filled: Filled) -> None:
 def test_it_does_so_in_its_place_or_at_the_beginning(name: str, opening: list[dict[str, Any]]) -> None:
     """Claude Code sends such a message behind each turn of a user."""
     filled = Filled(TEMPLATES[name])
-    said = "\n\n".join([*(one["content"] for one in opening), "Be exact."])
-    moved = [{"role": "system", "content": said}, *LATER[:1], *LATER[2:]]
+    said = "\n\n".join([*(one["content"] for one in opening), "Be exact.", "Be kind."])
+    moved = [{"role": "system", "content": said}, LATER[0], *LATER[2:4]]
     assert filled.ours(ChatPrompt([*opening, *LATER])) == filled.expected(
         [*opening, *LATER] if name == "chatml" else moved
     )
@@ -200,8 +214,8 @@ def test_a_picture_of_the_later_system_stays_in_order() -> None:
     asked = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Which?"}]}
     text = Filled(TEMPLATES["chatml with the system first"]).ours(ChatPrompt([asked, shown]))
     assert text == (
-        "<|im_start|>system\nThis is a cat.<|im_end|>\n<|im_start|>user\n<image>\nWhich?<|im_end|>\n"
-        "<|im_start|>user\n<image>\n<|im_end|>\n<|im_start|>assistant\n"
+        "<|im_start|>system\nThis is a cat.<|im_end|>\n"
+        "<|im_start|>user\n<image>\nWhich?<image>\n<|im_end|>\n<|im_start|>assistant\n"
     )
 
 

@@ -83,6 +83,8 @@ def test_a_declared_format_reads_what_transformers_parses(declared: tuple[str, A
     "field",
     [
         {**EACH, "content": "xml-inline"},
+        {**EACH, "open": "\n"},
+        {**LIST, "close": " "},
         {**EACH, "content_args": {"unquoted_keys": True}},
         {**EACH, "transform": {"function": {"name": "fixed", "arguments": "{content}"}}},
         {**EACH, "transform": {"function": {"name": "{content.a.b}", "arguments": "{content.c}"}}},
