@@ -28,7 +28,7 @@ def test_a_long_download_tells_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(load_progress, "_SECONDS", 0.5)
-    with caplog.at_level(logging.INFO), told_progress():
+    with caplog.at_level(logging.INFO, load_progress.logger.name), told_progress():
         download()
     assert 1 <= len(caplog.messages) <= 3
     assert caplog.messages[0].startswith("model.safetensors: 40% of 10.0M, 00:0")
@@ -36,7 +36,7 @@ def test_a_long_download_tells_how_far_it_is(
 
 
 def test_a_short_one_tells_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO), told_progress():
+    with caplog.at_level(logging.INFO, load_progress.logger.name), told_progress():
         download()
     assert caplog.messages == []
 
@@ -45,6 +45,6 @@ def test_loading_weights_is_told(
     shapes: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(load_progress, "_SECONDS", 0.0)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, load_progress.logger.name):
         load_vision_half(EncoderConfig(shapes))
     assert any(message.startswith("Loading weights: ") for message in caplog.messages)
