@@ -9,6 +9,7 @@ from typing import Any
 from raylens.preprocess.tool_calls.call_syntax import JsonCall
 from raylens.preprocess.tool_calls.formats import ToolCallFormat
 
+_NAME = "response_template"
 _KEY = re.compile(r"\{(?:content\.)?(\w+)\}")
 
 
@@ -23,9 +24,6 @@ def declared_format(response_template: object) -> ToolCallFormat | None:
                 return ToolCallFormat(_NAME, syntax, begin=f"{start}[", finish=f"]{end}", separator=", ")
             return ToolCallFormat(_NAME, syntax, start, end)
     return None
-
-
-_NAME = "response_template"
 
 
 def _syntax(field: Mapping[Any, Any]) -> JsonCall | None:
