@@ -76,7 +76,7 @@ class LayerCache:
     ) -> None:
         shapes = [(kv_heads, num_slots, padded_dim(library, dim)) for dim in (key_dim, value_dim)]
         sizes = [math.prod(shape) * torch.float32.itemsize for shape in shapes]
-        pages = HugePages(sizes)
+        self.pages = pages = HugePages(sizes)
         rows = [pages.take(size).view(torch.float32).view(shape) for size, shape in zip(sizes, shapes, strict=True)]
         self.keys, self.values = rows[0][..., :key_dim], rows[1][..., :value_dim]
         own = _LayerCache(rows[0].data_ptr(), rows[1].data_ptr(), kv_heads, num_slots, block_size, key_dim, value_dim)

@@ -11,6 +11,7 @@ import torch
 from raylens.cpu_kernels.attention import LayerCache, StepChunks
 from raylens.cpu_kernels.library import KernelLibrary
 from raylens.cpu_kernels.mlp import ACTIVATIONS, Activation, Linear, LinearStructure
+from raylens.cpu_kernels.packed_weight import PackedWeight
 from raylens.cpu_kernels.structures import address_of, addresses, floats, integers
 from raylens.cpu_kernels.threads import num_threads
 
@@ -25,9 +26,9 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """`weight`: (vocab, hidden_size), float32. Looked-up rows are multiplied by `scale`."""
+    """`weight`: (vocab, hidden_size). Looked-up rows are multiplied by `scale`."""
 
-    weight: torch.Tensor
+    weight: PackedWeight
     scale: float = 1.0
 
 
@@ -156,7 +157,7 @@ class Decoder:
             head=LinearStructure.of(head),
         )
         if embedding is not None:
-            self._own.embedding, self._own.embedding_scale = embedding.weight.data_ptr(), embedding.scale
+            self._own.embedding, self._own.embedding_scale = embedding.weight.address, embedding.scale
         self._set_ropes(ropes)
 
     def _set_ropes(self, ropes: Sequence[Rope]) -> None:

@@ -20,12 +20,15 @@ BUILDS = ("avx512", "avx2", "baseline")
 # By PyTorch's name of the processor's instruction set: the fastest build that runs on it.
 _FASTEST = {"AVX512": "avx512", "AVX2": "avx2"}
 
-_address, _integer, _threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+_address, _integer, _float, _threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
 _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "panel": ([], _integer),
     "lanes": ([], _integer),
     "rows_at_once": ([], _integer),
-    "pack": ([_address, _integer, _integer, _integer, _address], None),
+    "packed_bytes": ([_address], _integer),
+    "pack": ([_address, _address, _threads], None),
+    "quantize": ([_address, _threads], None),
+    "rows": ([_address, _address, _integer, _float, _address, _threads], None),
     "product": ([_address, _integer, _address, _address, _address, _address, _threads], None),
     "mlp": ([_address, _integer, _address, _address, _address, _threads], None),
     "attend": ([_address, _address, _address, _threads], None),
@@ -42,7 +45,10 @@ class KernelLibrary:
     The columns of a packed weight are padded to a multiple of `panel_columns`, and the rows of the cache to a multiple
     of `lanes`. A product or an MLP takes `rows_at_once` rows at a time."""
 
+    packed_bytes: Callable[..., int]
     pack: Callable[..., None]
+    quantize: Callable[..., None]
+    rows: Callable[..., None]
     product: Callable[..., None]
     mlp: Callable[..., None]
     attend: Callable[..., None]

@@ -9,6 +9,8 @@ import math
 import os
 import resource
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter, process_time
 
@@ -38,6 +40,17 @@ def num_threads() -> int:
     """Returns this thread's number from `set_num_threads`, or else PyTorch's number of threads."""
     number: int | None = getattr(_of_thread, "number", None)
     return torch.get_num_threads() if number is None else number
+
+
+@contextmanager
+def on_all_cores() -> Iterator[None]:
+    """Lets this thread's kernel calls within this context use all usable cores."""
+    before: int | None = getattr(_of_thread, "number", None)
+    _of_thread.number = usable_cores()
+    try:
+        yield
+    finally:
+        _of_thread.number = before
 
 
 def usable_cores() -> int:

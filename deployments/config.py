@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from raylens.llm.config import NO_ASYNC_WITH_RANKS, NO_INT8_ON_GPU, DtypeName, EngineSettings
+from raylens.llm.config import NO_ASYNC_WITH_RANKS, NO_QUANTIZATION_ON_GPU, DtypeName, EngineSettings
 from raylens.preprocess import thought_formats as thoughts
 from raylens.preprocess.media import DEFAULT_VIDEO_FRAMES, MediaLimits
 from raylens.preprocess.media_fetch import FetchPolicy
@@ -245,7 +245,7 @@ class GenerateConfig(ScaledConfig):
         conflicts = {
             "adapters_folder: no adapter can be loaded: engine.max_loras is 0": has_adapters and not engine.max_loras,
             "engine.max_loras is above 0, but adapters_folder is null": engine.max_loras and not has_adapters,
-            f"engine.quantization: {NO_INT8_ON_GPU}": engine.quantization == "int8" and self.num_gpus,
+            f"engine.quantization: {NO_QUANTIZATION_ON_GPU}": engine.quantization and self.num_gpus,
             "engine.quantization: weights divided among ranks cannot be quantized": ranks and engine.quantization,
             "engine.max_loras: a model divided among ranks serves no adapters": ranks and engine.max_loras,
             f"engine.async_scheduling: {NO_ASYNC_WITH_RANKS}": ranks and engine.async_scheduling,

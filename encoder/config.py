@@ -18,8 +18,8 @@ class PartConfig:
     """The dtype, the device and the form of linear layers of the tower or of the projector.
 
     `linear` is "plain" for transformers' own layers, which give the same embeddings to the bit. "packed" layers are
-    laid out for the CPU: they are faster, and their embeddings differ by rounding only. "int8" layers have weights of 8
-    bits, half the memory of bfloat16.
+    laid out for the CPU: they are faster, and their embeddings differ by rounding only. "int8" layers are packed, too,
+    with weights of 8 bits.
 
     Raises ValueError that names the field for a value that is not supported."""
 
@@ -36,8 +36,10 @@ class PartConfig:
             device = torch.device(self.device)
         except RuntimeError as error:
             raise ValueError(f"device must be one of torch's, got {self.device!r}") from error
-        if self.linear == "packed" and device.type != "cpu":
-            raise ValueError(f"linear can be 'packed' on the CPU only, device is {self.device!r}")
+        if self.linear != "plain" and device.type != "cpu":
+            raise ValueError(f"linear can be {self.linear!r} on the CPU only, device is {self.device!r}")
+        if self.linear == "int8" and self.dtype != torch.float32:
+            raise ValueError(f"linear can be 'int8' with dtype float32 only, got {self.dtype}")
         if self.linear == "packed" and self.dtype not in packable_dtypes():
             dtypes = packable_dtypes()
             raise ValueError(f"linear can be 'packed' for {dtypes} only on this processor, dtype is {self.dtype}")

@@ -28,6 +28,7 @@ def load_vision_half(config: EncoderConfig) -> tuple[PreTrainedModel, VisionFami
         renamings=family.renamings,
         config=hf_config,
         revision=config.revision,
+        keeps_forms=True,
         # The wider of both parts' dtypes, so that loading does not round weights.
         dtype=torch.promote_types(config.tower.dtype, config.projector.dtype),
     )

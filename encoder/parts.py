@@ -11,9 +11,9 @@ from raylens.encoder.config import PartConfig
 from raylens.encoder.models.family import VisionFamily
 from raylens.modeling.half_model import is_within
 from raylens.modeling.kernel_mlp import fuse_mlps
-from raylens.modeling.packed_linear import pack_linear_layers
+from raylens.modeling.packed_linear import Precision, pack_linear_layers
 from raylens.modeling.packed_patches import pack_patch_convolutions
-from raylens.modeling.quantized_linear import quantize_linear_layers
+from raylens.modeling.stored_weights import convert_weights
 
 _FLOAT32_ARGUMENTS = frozenset({"interp_weights"})
 """Arguments that stay float32 with any dtype of the tower: the interpolation weights of position embeddings."""
@@ -42,9 +42,10 @@ def place_parts(model: nn.Module, family: VisionFamily, tower: PartConfig, proje
 
 
 def _place(model: nn.Module, part: PartConfig, is_included: IsIncluded) -> None:
-    for name, parameter in model.named_parameters():
-        if is_included(name):
-            parameter.data = parameter.data.to(part.device, part.dtype)
+    if part.linear != "plain":
+        precision: Precision | None = "int8" if part.linear == "int8" else None
+        pack_linear_layers(model, part.dtype, is_included, lambda name: precision)
+    convert_weights(model, part.device, part.dtype, is_included)
     saved = model.state_dict().keys()
     for name, buffer in list(model.named_buffers()):
         if is_included(name):
@@ -53,12 +54,9 @@ def _place(model: nn.Module, part: PartConfig, is_included: IsIncluded) -> None:
             dtype = part.dtype if name in saved and buffer.is_floating_point() else buffer.dtype
             owner, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(owner), leaf, buffer.to(part.device, dtype))
-    if part.linear == "packed":
-        pack_linear_layers(model, is_included)
+    if part.linear != "plain":
         fuse_mlps(model, is_included)
         pack_patch_convolutions(model, is_included)
-    elif part.linear == "int8":
-        quantize_linear_layers(model, is_included)
 
 
 def _entrances(model: nn.Module, paths: tuple[str, ...]) -> Iterator[nn.Module]:

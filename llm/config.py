@@ -18,10 +18,10 @@ it idle."""
 _OF_DEVICE: Any = None
 """The default of a number that `EngineConfig` fills in."""
 
-# The reasons for refusing `quantization: int8` on a GPU and `async_scheduling: true` with several ranks.
-NO_INT8_ON_GPU = (
-    "int8 weights are for the CPU: PyTorch's kernel for them leaves a GPU's tensor cores idle. Take dtype bfloat16, and"
-    " kv_cache_dtype float8_e4m3fn for a cache of more positions if the GPU supports it"
+# The reasons for refusing `quantization` on a GPU and `async_scheduling: true` with several ranks.
+NO_QUANTIZATION_ON_GPU = (
+    "weights are quantized on the CPU only. Take dtype bfloat16, and kv_cache_dtype float8_e4m3fn for a cache of more"
+    " positions if the GPU supports it"
 )
 NO_ASYNC_WITH_RANKS = (
     "rank 0 sends each token to the other ranks with the next step, so it must wait; take null or false"
@@ -42,8 +42,8 @@ class EngineSettings:
     a GPU, the share of this fraction"""
     kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float8_e4m3fn"] = "auto"
     """numbers in the KV cache; auto: as `dtype`; smaller ones hold more positions, less exactly"""
-    quantization: Literal["int8"] | None = None
-    """int8, on the CPU: the weights of the decoder's layers in 8 bits, with a scale for each output"""
+    quantization: Literal["int8", "int4"] | None = None
+    """int8 or int4, on the CPU: the weights of the decoder's layers in 8 or 4 bits, of embedding and head in 8"""
     prefix_caching: bool = True
     """reuse KV cache blocks of earlier requests of the same tenant that begin with the same tokens and items"""
     prompt_lookup: bool | None = None
@@ -119,6 +119,6 @@ class EngineConfig(EngineSettings):
 
     @model_validator(mode="after")
     def _quantization_suits_the_device(self) -> Self:
-        if self.quantization == "int8" and self.device.startswith("cuda"):
-            raise ValueError(f"quantization: {NO_INT8_ON_GPU}")
+        if self.quantization is not None and self.device.startswith("cuda"):
+            raise ValueError(f"quantization: {NO_QUANTIZATION_ON_GPU}")
         return self

@@ -1,5 +1,6 @@
 """Loads the language half of a checkpoint and nothing else."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,13 +30,18 @@ from raylens.modeling.context_length import check_context_length
 from raylens.modeling.families import family_of, is_found, known_to, load_family
 from raylens.modeling.half_model import load_half
 from raylens.modeling.model_configs import load_model_config
+from raylens.modeling.packed_linear import has_kernel_layers
+from raylens.modeling.stored_weights import convert_weights
 
 
 def load_language_half(
-    config: EngineConfig, group: ProcessGroup | None = None
+    config: EngineConfig,
+    group: ProcessGroup | None = None,
+    pack: Callable[[PreTrainedModel, LanguageFamily], None] = lambda model, family: None,
 ) -> tuple[PreTrainedModel, LanguageFamily]:
     """Returns the language half, on its device, in evaluation mode and with paged attention, and its family. With a
-    `group` it holds only this rank's part of the weights.
+    `group` it holds only this rank's part of the weights. On the CPU, `pack` may replace layers, whose weights are as
+    stored at this time; other weights then get the dtype of `computing_dtype`.
 
     Raises ValueError for an unsupported family or text model, for a `max_model_len` above the model's own, for a
     checkpoint that lacks a weight, and for a model that cannot be divided among the ranks."""
@@ -54,6 +60,7 @@ def load_language_half(
     check_context_length(text_config, config.max_model_len, allow_longer=config.allow_longer_context)
     register_paged_attention()
     model_class = family.model_class if group is None else sharded_class(family.model_class, family.find_decoder, group)
+    dtype = computing_dtype(config)
     try:
         model = load_half(
             model_class,
@@ -62,7 +69,9 @@ def load_language_half(
             renamings=family.renamings,
             config=hf_config,
             revision=config.revision,
-            dtype=getattr(torch, config.dtype),
+            keeps_forms=config.device == "cpu" and group is None,
+            maps_files=group is None,
+            dtype=dtype,
             attn_implementation=_paged_in(hf_config, text_config),
         )
     except KeyError as error:
@@ -70,11 +79,24 @@ def load_language_half(
         has_own_table = error.args == (ATTENTION_NAME,)
         reason = "its attention layers cannot be replaced" if has_own_table else f"its configuration lacks {error}"
         raise ValueError(f"{not_supported}: {reason}") from error
+    if config.device == "cpu":
+        pack(model, family)
+        dtypes = dict.fromkeys((getattr(torch, config.dtype), dtype))
+        for one in dtypes if group is None or len(dtypes) > 1 else ():  # the weights may have to be rounded first
+            convert_weights(model, config.device, one)
     _share_caches(family.find_decoder(model))
     read_forms(family.find_decoder(model))
     if group is None:  # ranks are not in step yet
         family = with_plain_head(family, model)
     return model.to(config.device).requires_grad_(False), family
+
+
+def computing_dtype(config: EngineConfig) -> torch.dtype:
+    """Returns the dtype of hidden states: `config.dtype`, or float32 with Raylens' kernels, whatever their weights'."""
+    if config.device == "cpu" and has_kernel_layers(torch.float32):
+        return torch.float32
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    return dtype
 
 
 def _paged_in(config: PreTrainedConfig, text_config: PreTrainedConfig) -> Any:

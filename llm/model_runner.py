@@ -12,7 +12,6 @@ import torch
 from raylens.cpu_kernels.library import kernel_library
 from raylens.cpu_kernels.threads import ThreadBackoff, set_num_threads, usable_cores
 from raylens.llm.attention import AttentionCall, PagedAttention, block_bytes
-from raylens.llm.attention_variants.indexers import is_outside_indexers
 from raylens.llm.attention_variants.reference_windows import check_choices
 from raylens.llm.cache_size import bytes_left_for_cache, check_cache_dtype, shortage_explained, worst_step
 from raylens.llm.config import EngineConfig
@@ -20,13 +19,14 @@ from raylens.llm.cpu.attention import CpuAttention
 from raylens.llm.cpu.fused_check import agree
 from raylens.llm.cpu.fused_decoder import FusedDecoder, NotPlainError
 from raylens.llm.cpu.kernel_attention import KernelAttention, padded_shape
+from raylens.llm.cpu.packing import pack_language_half
 from raylens.llm.cuda.compiled_layers import compile_layers
 from raylens.llm.cuda.first_steps import missing_tools_named, run_first_steps
 from raylens.llm.decoder_parts import find_parts
 from raylens.llm.forward_pass import ForwardPass
 from raylens.llm.layer_probe import cache_shapes, probe_layers
 from raylens.llm.layer_types import REFERENCE, has_layers, num_attention_layers
-from raylens.llm.loader import load_language_half
+from raylens.llm.loader import computing_dtype, load_language_half
 from raylens.llm.lora.layers import LoraLayers, linear_shapes
 from raylens.llm.pooler import Pooler
 from raylens.llm.prompt_layout import PromptLayout
@@ -43,8 +43,6 @@ from raylens.modeling.attention_backends import turn_off_cudnn_attention
 from raylens.modeling.context_length import default_context_length
 from raylens.modeling.cuda_graphs import CudaCapture, NotRecordableError
 from raylens.modeling.merged_linear import merge_linear_layers
-from raylens.modeling.packed_linear import pack_linear_layers
-from raylens.modeling.quantized_linear import quantize_linear_layers
 from raylens.preprocess.schema import ProcessedPrompt
 
 if TYPE_CHECKING:
@@ -72,15 +70,17 @@ class ModelRunner:
         self._group = group
         self._device = torch.device(config.device)
         is_cuda = self._device.type == "cuda"
-        cache_dtype = config.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-        self._cache_dtype: torch.dtype = getattr(torch, cache_dtype)
+        self._dtype = computing_dtype(config)
+        named = config.kv_cache_dtype
+        self._cache_dtype: torch.dtype = self._dtype if named == "auto" else getattr(torch, named)
         if is_cuda:
             check_cache_dtype(self._cache_dtype, self._device)
-        is_float32 = config.dtype == cache_dtype == "float32"
+        is_float32 = self._dtype == self._cache_dtype == torch.float32
         self._kernels = kernel_library() if not is_cuda and is_float32 else None
-        self._model, self._family = load_language_half(config, group)
+        pack = partial(pack_language_half, config, is_divided=group is not None)
+        self._model, self._family = load_language_half(config, group, pack)
         self._decoder = self._family.find_decoder(self._model)
-        self.lora_layers = self._prepare_linear_layers()
+        self.lora_layers = self._make_lora_layers()
         self.pooler = self._make_pooler()
         text_config = self._model.config.get_text_config()
         self.context_length = default_context_length(text_config, config.max_model_len)
@@ -145,21 +145,16 @@ class ModelRunner:
             return None
         return Pooler(config.pooling, self._model, self._family, checkpoint=config.model, revision=config.revision)
 
-    def _prepare_linear_layers(self) -> LoraLayers | None:
-        """Quantizes and packs linear layers. Returns the layers with adapters, or None if no adapters are served."""
+    def _make_lora_layers(self) -> LoraLayers | None:
         config = self._config
-        shapes = linear_shapes(self._decoder) if config.max_loras > 0 else {}
-        if config.quantization == "int8":
-            quantize_linear_layers(self._decoder, is_outside_indexers)
-        pack_linear_layers(self._model, is_outside_indexers)
         if config.max_loras == 0:
             return None
         return LoraLayers(
             self._decoder,
-            shapes,
+            linear_shapes(self._decoder),
             max_loras=config.max_loras,
             max_rank=config.max_lora_rank,
-            dtype=getattr(torch, config.dtype),
+            dtype=self._dtype,
             device=self._device,
         )
 
@@ -339,6 +334,11 @@ class ModelRunner:
         if self._device.type != "cuda" or self._group is not None:
             return None
         return lambda embeddings: embeddings.to(self._model.dtype).pin_memory()
+
+    def populate_cache(self) -> None:
+        """Makes the memory of a cache on the CPU available before steps need it. Thread-safe."""
+        if isinstance(self._attention, KernelAttention):
+            self._attention.populate()
 
     @property
     def items_fill_context(self) -> bool:

@@ -1,5 +1,6 @@
 """Hugging Face models without some of their parts, so that a stage loads only its half of a checkpoint."""
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from raylens.modeling.checkpoint_files import HOW_TO_CONVERT
 from raylens.modeling.load_progress import told_progress
-from raylens.modeling.model_configs import load_model_config
+from raylens.modeling.quantized_checkpoint import take_quantization
+from raylens.modeling.stored_weights import stored_class
 
 _ONLY_SAFETENSORS = f"no pickled weights are read: {HOW_TO_CONVERT}"
 
@@ -89,18 +91,30 @@ def check_names_no_pickle(config: PreTrainedConfig, checkpoint: str) -> None:
 
 
 def load_half(
-    model_class: type[PreTrainedModel], checkpoint: str, *, half: str, renamings: Mapping[str, str], **options: Any
+    model_class: type[PreTrainedModel],
+    checkpoint: str,
+    *,
+    config: PreTrainedConfig,
+    half: str,
+    renamings: Mapping[str, str],
+    keeps_forms: bool = False,
+    maps_files: bool = True,
+    **options: Any,
 ) -> PreTrainedModel:
     """Returns the model in evaluation mode. `options`: of `from_pretrained`. `half`: its name in errors. `renamings`:
-    see `HalfModel`. Runs no code of the checkpoint and reads no pickle.
+    see `HalfModel`. `keeps_forms` and `maps_files`: see `stored_class`. Runs no code of the
+    checkpoint and reads no pickle.
 
-    Raises ValueError for a checkpoint without safetensors, for a weight of another shape than config.json means, and
-    for a missing weight, which transformers would leave random with a mere warning."""
-    config = options.pop("config", None) or load_model_config(checkpoint)
+    Raises ValueError for a checkpoint without safetensors or with an unsupported quantization, for a weight of another
+    shape than config.json means, and for a missing weight, which transformers would leave random with a mere
+    warning."""
     check_names_no_pickle(config, checkpoint)
+    config = copy.deepcopy(config)
+    quantization = take_quantization(config)
+    reading_class = stored_class(model_class, quantization, keeps_forms=keeps_forms, maps_files=maps_files)
     try:
         with told_progress():
-            model, loading = model_class.from_pretrained(
+            model, loading = reading_class.from_pretrained(
                 checkpoint,
                 config=config,
                 output_loading_info=True,

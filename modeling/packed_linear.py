@@ -1,17 +1,33 @@
-"""Packs the weights of linear layers for the CPU once, at start-up.
+"""Packs the weights of linear layers and embeddings for the CPU once, at start-up.
 
-float32 goes to Raylens' own kernels if they were built (`cpu_kernels`), and everything else to oneDNN."""
+Layers that compute in float32 go to Raylens' own kernels if they were built (`cpu_kernels`), others to oneDNN."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal, TypeGuard
 
 import torch
 from torch import nn
+from tqdm import tqdm
 
 from raylens.cpu_kernels.huge_pages import HugePages
-from raylens.cpu_kernels.library import KernelLibrary, kernel_library
-from raylens.cpu_kernels.packed_weight import PackedWeight, WeightLayout
+from raylens.cpu_kernels.library import KernelLibrary, kernel_library, why_missing
+from raylens.cpu_kernels.packed_weight import DTYPES, UNIT, PackedWeight, WeightLayout
+from raylens.cpu_kernels.quantize import quantize
+from raylens.cpu_kernels.threads import on_all_cores
+from raylens.modeling.load_progress import told_progress
+from raylens.modeling.mapped_files import MappedFiles
 from raylens.modeling.onednn_linear import OneDnnLinear, onednn_dtypes
+from raylens.modeling.quantized_checkpoint import QuantizedWeight
+from raylens.modeling.stored_weights import QuantizedLinear
 from raylens.modeling.submodules import submodules
+
+Precision = Literal["bfloat16", "float16", "int8", "int4"]
+"""Of weights in memory, where it is not that of their file."""
+_GROUP_SIZES = {"int8": 128, "int4": 64}
+_ROWS_AT_ONCE = 4096
+"""The rows that are read together, to keep temporary memory small. A multiple of a panel's columns."""
 
 
 class KernelLinear(nn.Module):
@@ -21,51 +37,133 @@ class KernelLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.layout.out_features, weight.layout.in_features
         self.packed_weight = weight
-        self.bias = None if bias is None else bias.detach().contiguous()
+        self.bias = None if bias is None else bias.detach().float().contiguous()
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name that nn.Linear gives it
         return self.packed_weight.product(input, self.bias)
 
 
-class LinearPacker:
-    """Packs the announced weights, in the same order."""
+class PackedEmbedding(nn.Module):
+    """An Embedding with this packed weight, (num_embeddings, dim), float32, whose rows are multiplied by `scale`."""
 
-    def __init__(self, weights: Iterable[torch.Tensor]) -> None:
-        """`weights`: all weights that `pack` will get, all packable."""
-        layouts = [WeightLayout.of(weight) if has_kernel_layers(weight.dtype) else None for weight in weights]
-        self._layouts = iter(layouts)
-        self._library = kernel_library()
-        if (library := self._library) is not None:
-            self._pages = HugePages(layout.num_bytes(library) for layout in layouts if layout is not None)
+    def __init__(self, weight: PackedWeight, scale: float) -> None:
+        super().__init__()
+        self.packed_weight, self.scale = weight, scale
 
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
-        """Returns a packed Linear with this weight, (out_features, in_features), and bias, in the same dtype. The
-        weight can no longer be trained or read."""
-        layout = next(self._layouts)
-        if layout is None:
-            return OneDnnLinear(weight, bias)
-        library: KernelLibrary = self._library  # type: ignore[assignment]
-        return KernelLinear(PackedWeight(library, weight, layout, self._pages), bias)
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name that nn.Embedding gives it
+        return self.packed_weight.rows(input, self.scale)
 
 
-def pack_linear_layers(model: nn.Module, is_included: Callable[[str], bool] = lambda name: True) -> None:
-    """Replaces the plain linear layers of a model, in place, if they are on the CPU and in a packable dtype.
-
-    `is_included`: returns whether to replace the layer of a name. A weight tied to the embeddings is copied."""
-    found = [
-        (name, module)
-        for name, module in submodules(model)
-        if type(module) is nn.Linear and is_included(name) and is_packable(module.weight)
-    ]
-    packer = LinearPacker(module.weight for _, module in found)
-    while found:  # one by one, so that each packed weight is freed at once
-        name, module = found.pop(0)
-        model.set_submodule(name, packer.pack(module.weight, module.bias))
+def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> nn.Module:
+    """Returns a packed Linear with this weight, (out_features, in_features), and bias. It computes in `dtype`, one of
+    `packable_dtypes`."""
+    if not has_kernel_layers(dtype):
+        return OneDnnLinear(weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype))
+    return KernelLinear(next(_packed_one_by_one([_Source.of(weight, None)])), bias)
 
 
-def is_packable(weight: torch.Tensor) -> bool:
-    """Returns whether the weight is on the CPU and in a packable dtype."""
-    return weight.device.type == "cpu" and weight.dtype in packable_dtypes()
+def pack_linear_layers(
+    model: nn.Module,
+    dtype: torch.dtype,
+    is_included: Callable[[str], bool] = lambda name: True,
+    precision_of: Callable[[str], Precision | None] = lambda name: None,
+    embeddings: Mapping[str, float] = MappingProxyType({}),
+) -> None:
+    """Replaces the linear layers of a model that are on the CPU, in place. The new ones compute in `dtype`, one of
+    `packable_dtypes`.
+
+    `is_included`: returns whether to replace the layer of a name. The rest needs Raylens' kernels. `precision_of`:
+    returns the precision of the weight of a name, or None to keep the stored one. `embeddings`: by name, embeddings to
+    replace, too, with the factor of their rows. A layer and an embedding of the same weight share the packed one."""
+    layers = {name: module for name, module in submodules(model) if is_included(name) and _is_packable(module)}
+    if not has_kernel_layers(dtype):
+        if precision := next(filter(None, map(precision_of, layers)), None):
+            raise ValueError(f"weights in {precision} need Raylens' kernels for the CPU: {why_missing()}")
+        for name, module in layers.items():
+            linear = module.dequantized() if isinstance(module, QuantizedLinear) else module
+            model.set_submodule(name, packed_linear(linear.weight, linear.bias, dtype))
+        return
+    sources, all_names = _sources(model, [*layers, *embeddings], precision_of)
+    del layers  # each stored weight is freed as soon as it is packed
+    for packed, names in zip(_packed_one_by_one(sources), all_names, strict=True):
+        for name in names:
+            is_embedding = name in embeddings
+            old: Any = model.get_submodule(name)
+            new = PackedEmbedding(packed, embeddings[name]) if is_embedding else KernelLinear(packed, old.bias)
+            model.set_submodule(name, new)
+
+
+def _sources(
+    model: nn.Module, names: Iterable[str], precision_of: Callable[[str], Precision | None]
+) -> tuple[list["_Source"], list[list[str]]]:
+    """Returns the weights of the named modules, and for each the modules that share it."""
+    places: dict[Any, list[str]] = {}
+    for name in names:
+        places.setdefault(model.get_submodule(name).weight, []).append(name)
+    sources = [_Source.of(weight, precision_of(sharing[0])) for weight, sharing in places.items()]
+    return sources, list(places.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The numbers of a weight, and their layout when packed."""
+
+    weight: torch.Tensor | QuantizedWeight
+    layout: WeightLayout
+
+    @classmethod
+    def of(cls, weight: torch.Tensor | QuantizedWeight, precision: Precision | None) -> "_Source":
+        if isinstance(weight, QuantizedWeight):
+            return cls(weight, weight.layout or WeightLayout(*weight.shape, "float32"))
+        return cls(weight.detach(), _layout(weight, precision))
+
+    def write(self, library: KernelLibrary, packed: PackedWeight, start: int, stop: int) -> torch.Tensor | None:
+        """Writes rows of the weight. Returns their memory if they were not read from a file just now."""
+        if isinstance(self.weight, QuantizedWeight):
+            if self.weight.layout is None:
+                packed.write(self.weight.dequantized(start, stop), start)
+            else:
+                packed.write_quantized(self.weight.read(start, stop), start)
+            return None
+        rows = self.weight[start:stop]
+        if self.layout.group_size:
+            packed.write_quantized(quantize(library, rows, self.layout), start)
+        else:
+            packed.write(rows, start)
+        return rows
+
+
+def _layout(weight: torch.Tensor, precision: Precision | None) -> WeightLayout:
+    out_features, in_features = weight.shape
+    if precision is None or (precision in _GROUP_SIZES and in_features % UNIT):
+        return WeightLayout.of(weight)
+    return WeightLayout(out_features, in_features, precision, _GROUP_SIZES.get(precision, 0))
+
+
+def _packed_one_by_one(sources: list[_Source]) -> Iterator[PackedWeight]:
+    """Yields the packed weights of `sources`, and removes each from the list before."""
+    library: KernelLibrary = kernel_library()  # type: ignore[assignment]
+    sizes = [source.layout.num_bytes(library) for source in sources]
+    pages, files = HugePages(sizes), MappedFiles()
+    with told_progress(), tqdm(total=sum(sizes), desc="Packing weights", unit="B", unit_scale=True) as bar:
+        for size in sizes:
+            source = sources.pop(0)
+            packed, num_rows = PackedWeight(library, source.layout, pages), source.layout.out_features
+            for start in range(0, num_rows, _ROWS_AT_ONCE):
+                stop = min(start + _ROWS_AT_ONCE, num_rows)
+                with on_all_cores():
+                    rows = source.write(library, packed, start, stop)
+                if rows is not None:
+                    files.release(rows)
+                bar.update(size * (stop - start) // num_rows)
+            del source
+            yield packed
+
+
+def _is_packable(module: Any) -> TypeGuard[nn.Linear | QuantizedLinear]:
+    if type(module) is QuantizedLinear:
+        return True
+    return type(module) is nn.Linear and module.weight.device.type == "cpu" and module.weight.dtype in DTYPES
 
 
 def has_kernel_layers(dtype: torch.dtype) -> bool:

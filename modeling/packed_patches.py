@@ -10,19 +10,18 @@ from typing import TypeGuard
 import torch
 from torch import nn
 
-from raylens.modeling.packed_linear import LinearPacker, is_packable
+from raylens.modeling.packed_linear import packable_dtypes, packed_linear
 from raylens.modeling.submodules import submodules
 
 
 class PackedPatches(nn.Module):
-    """Replaces `convolution`, in the same dtype. Its stride must equal its kernel.
+    """Replaces `convolution`, on the CPU and in a packable dtype. Its stride must equal its kernel.
 
     `weight` stays, because other code reads its dtype and device."""
 
     def __init__(self, convolution: nn.Conv2d | nn.Conv3d) -> None:
         super().__init__()
-        matrix = convolution.weight.flatten(1)
-        self._linear = LinearPacker([matrix]).pack(matrix, convolution.bias)
+        self._linear = packed_linear(convolution.weight.flatten(1), convolution.bias, convolution.weight.dtype)
         self.weight = convolution.weight
         self._kernel = tuple(convolution.kernel_size)
 
@@ -55,5 +54,6 @@ def _cuts_patches(module: nn.Module) -> TypeGuard[nn.Conv2d | nn.Conv3d]:
         and math.prod(module.kernel_size) > 1  # type: ignore[arg-type]
         and module.padding in ("valid", (0,) * len(module.kernel_size))  # type: ignore[arg-type]
         and set(module.dilation) == {module.groups} == {1}  # type: ignore[arg-type]
-        and is_packable(module.weight)  # type: ignore[arg-type]
+        and module.weight.device.type == "cpu"
+        and module.weight.dtype in packable_dtypes()
     )

@@ -93,7 +93,8 @@ inline void chunk_scores(const float* queries, const float* keys, int64_t dim, i
     with_rows(static_cast<int>(std::min<int64_t>(kRows, count - i)), [&](auto rows) {
       constexpr int R = rows;
       Vec sums[R][2] = {};
-      accumulate<Float32, R, 0, 0>(queries, keys + i * stride, stride, 1, static_cast<int>(dim), {}, sums);
+      accumulate<R, 0, 0>(Floats(), reinterpret_cast<const char*>(queries), keys + i * stride, stride, 1,
+                          static_cast<int>(dim), {}, sums);
       for (int r = 0; r < R; r++) store_columns(scores + (i + r) * kPanel, kPanel, sums[r]);
     });
 }
@@ -147,7 +148,8 @@ inline void add_values(const float* weights, const float* values, int64_t dim, i
       for (int r = 0; r < R; r++)
         for (int half = 0; half < 2; half++)
           sums[r][half] = load(output + (d + r) * kPanel + half * kLanes) * factor[half];
-      accumulate<Float32, R, 0, 0>(weights, values + d, 1, stride, static_cast<int>(count), {}, sums);
+      accumulate<R, 0, 0>(Floats(), reinterpret_cast<const char*>(weights), values + d, 1, stride,
+                          static_cast<int>(count), {}, sums);
       for (int r = 0; r < R; r++) store_columns(output + (d + r) * kPanel, kPanel, sums[r]);
     });
 }

@@ -75,7 +75,7 @@ struct DecoderLayer {
 struct Decoder {
   const DecoderLayer* layers;
   const Rope* ropes;
-  const float* embedding;  // (vocab, hidden_size), or null
+  const PackedWeight* embedding;  // (vocab, hidden_size), or null
   int64_t num_layers, num_ropes, hidden_size, heads;
   Activation activation;
   Norm final_norm;
@@ -141,11 +141,7 @@ struct DecoderStep {
   }
 
   void embed() {
-    int64_t size = decoder.hidden_size;
-    each_row([&](int64_t row) {
-      const float* embedding = decoder.embedding + step.token_ids[row] * size;
-      for (int64_t d = 0; d < size; d++) hidden[row * size + d] = embedding[d] * decoder.embedding_scale;
-    });
+    unpack_rows(*decoder.embedding, step.token_ids, num_tokens, decoder.embedding_scale, hidden, threads);
   }
 
   void logits() {

@@ -1,48 +1,13 @@
-// y = x w^T + bias with a weight in the product's reading order: one stream of memory.
+// y = x w^T + bias with a packed weight.
 //
-// A panel holds kPanel columns of the output: for each k, their kPanel consecutive weights. Zeros pad the last panel.
 // Each output is the sum over k in ascending order, for any number of rows. A row of y is thus bit-identical in any
-// batch.
+// batch, and the same with a quantized weight as with its numbers in float32.
 #pragma once
 #include <algorithm>
 #include <type_traits>
 
 #include "activation.h"
-#include "scratch.h"
-#include "thread_pool.h"
-#include "vector.h"
-
-constexpr int kPanel = 2 * kLanes;
-
-// Weights of four bytes (float32) and of two bytes (bfloat16: a float32 without its lower 16 bits). With bfloat16,
-// column c of a panel's first half and of its second half share the four bytes at c.
-struct Float32 {
-  typedef float Number;
-  static constexpr int kRowsAhead = 24;  // the prefetch distance, in rows of the panel
-  static RAYLENS_INLINE void load_row(const Number* from, Vec& first, Vec& second) {
-    first = load(from);
-    second = load(from + kLanes);
-  }
-  static int place(int column) { return column; }
-  static Number of(float weight) { return weight; }
-};
-
-struct Bfloat16 {
-  typedef uint16_t Number;
-  static constexpr int kRowsAhead = 32;
-  static RAYLENS_INLINE void load_row(const Number* from, Vec& first, Vec& second) {
-    UintVec both;
-    std::memcpy(&both, from, sizeof both);
-    first = (Vec)(both << 16);
-    second = (Vec)(both & 0xffff0000u);
-  }
-  static int place(int column) { return column < kLanes ? 2 * column : 2 * (column - kLanes) + 1; }
-  static Number of(float weight) {
-    uint32_t bits;
-    std::memcpy(&bits, &weight, sizeof bits);
-    return static_cast<Number>(bits >> 16);
-  }
-};
+#include "packed_weight.h"
 
 // Calls action(std::integral_constant<int, count>) for a count in [1, kRows].
 template <class Action, int R = kRows>
@@ -53,47 +18,42 @@ RAYLENS_INLINE void with_rows(int count, const Action& action) {
   action(std::integral_constant<int, R>());
 }
 
-// Later weights to prefetch: an address, and a step in bytes for each k.
+// Later weights to prefetch: an address, and a step in bytes for each unit.
 struct Ahead {
   const char* next;
   ptrdiff_t step;
 };
 
-// sums[r] += x[r] . panel for R rows, where x[r * row_stride + k * k_stride] is element k of row r.
+// sums[r] += x[r] . panel for R rows, where x[r * row_stride + k * k_stride] is element k of row r, and `units` the
+// panel's.
 //
-// For each k, this prefetches NEAR_LINES lines of the panel into the L1 cache, FAR_LINES lines at `far` into the L2
+// For each unit, this prefetches with NEAR 1 a later unit into the L1 cache, FAR_LINES lines at `far` into the L2
 // cache, and with PIECE 1 a line of `piece`. A product of few rows is memory-bound, and of many rows compute-bound. In
 // between, at 6 to 16 rows, it would alternate between both waits if the weights were not in the L2 cache already.
-template <class Weights, int R, int NEAR_LINES, int FAR_LINES, int PIECE = 0>
-RAYLENS_INLINE void accumulate(const typename Weights::Number* panel, const float* x, ptrdiff_t row_stride,
+template <int R, int NEAR, int FAR_LINES, int PIECE = 0, class Read>
+RAYLENS_INLINE void accumulate(const Read& reader, const char* units, const float* x, ptrdiff_t row_stride,
                                ptrdiff_t k_stride, int num_k, Ahead far, Vec (&sums)[R][2],
                                const char* piece = nullptr) {
-  for (int k = 0; k < num_k; k++) {
+  for (int k = 0; k < num_k; k += Read::kUnit) {
     if constexpr (PIECE == 1) __builtin_prefetch(piece + 64 * k, 0, 2);
-    const char* near = reinterpret_cast<const char*>(panel + Weights::kRowsAhead * kPanel);
-    for (int line = 0; line < NEAR_LINES; line++) __builtin_prefetch(near + 64 * line);
+    const char* near = units + Read::Stored::kUnitsAhead * Read::kUnitBytes;
+    for (int byte = 0; NEAR == 1 && byte < Read::kUnitBytes; byte += 64) __builtin_prefetch(near + byte);
     for (int line = 0; line < FAR_LINES; line++) __builtin_prefetch(far.next + 64 * line, 0, 2);
     far.next += far.step;
-    Vec first, second;
-    Weights::load_row(panel, first, second);
+    Vec unit[Read::kUnit][2];
+    reader.load(units, unit);
+    units += Read::kUnitBytes;
+    for (auto& row : unit) {
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-      Vec own = all(x[r * row_stride]);
-      sums[r][0] += own * first;
-      sums[r][1] += own * second;
+      for (int r = 0; r < R; r++) {
+        Vec own = all(x[r * row_stride]);
+        sums[r][0] += own * row[0];
+        sums[r][1] += own * row[1];
+      }
+      x += k_stride;
     }
-    panel += kPanel;
-    x += k_stride;
   }
 }
-
-struct PackedWeight {
-  const void* panels;
-  int64_t rows_out, num_k;  // out_features, in_features
-  int64_t is_bfloat16;
-};
-
-inline int64_t num_panels(int64_t columns) { return (columns + kPanel - 1) / kPanel; }
 
 // The number of k for one piece of upcoming memory, with a line prefetched for each.
 constexpr int kPiece = 64;
@@ -122,26 +82,6 @@ struct Upcoming {
  private:
   static int64_t per_group(const PackedWeight& weight) { return weight.num_k / kPiece; }
 };
-
-// Returns the number whose multiples the columns of a packed weight are padded to.
-RAYLENS_EXPORT int64_t raylens_panel() { return kPanel; }
-
-template <class Weights>
-void pack(const float* weight, int64_t columns, int64_t num_k, void* panels) {
-  for (int64_t panel = 0; panel < num_panels(columns); panel++)
-    for (int c = 0; c < kPanel; c++) {
-      int64_t column = panel * kPanel + c;
-      auto* to = static_cast<typename Weights::Number*>(panels) + panel * num_k * kPanel + Weights::place(c);
-      for (int64_t k = 0; k < num_k; k++)
-        to[k * kPanel] = Weights::of(column < columns ? weight[column * num_k + k] : 0.f);
-    }
-}
-
-// Packs `weight`, (columns, num_k), into panels.
-RAYLENS_EXPORT void raylens_pack(const float* weight, int64_t columns, int64_t num_k, int64_t is_bfloat16,
-                                 void* panels) {
-  (is_bfloat16 ? pack<Bfloat16> : pack<Float32>)(weight, columns, num_k, panels);
-}
 
 // Rows of x in the product's reading order: groups of up to kRows rows, of about equal size; in a group, for each k,
 // the rows' consecutive elements. (Rows at a distance of a power of two would compete for the same cache lines.)
@@ -209,27 +149,66 @@ RAYLENS_INLINE void finish_columns(const Output& output, float* to, int columns,
 // groups.
 constexpr int64_t kDepth = 2048;
 
-// The prefetch distance into the L2 cache, for a product of one group.
-constexpr int64_t kRowsFar = 128;
+// The prefetch distance into the L2 cache, for a product of one group, in k.
+constexpr int64_t kFar = 128;
 
-// Computes a panel's columns for all rows. `x` holds `groups`.
-template <class Weights>
-void product_of_panel(const PackedWeight& weight, int64_t panel, const RowGroups& groups, const float* x,
-                      const Output& output) {
-  static thread_local Scratch scratch;
-  auto* weights = static_cast<const typename Weights::Number*>(weight.panels) + panel * weight.num_k * kPanel;
+// A panel's columns for all rows. `x` holds `groups`.
+struct PanelProduct {
+  const PackedWeight& weight;
+  int64_t panel;
+  const RowGroups& groups;
+  const float* x;
+  const Output& output;
   int columns = static_cast<int>(std::min<int64_t>(kPanel, weight.rows_out - panel * kPanel));
-  Vec bias[2] = {};
-  if (output.bias != nullptr) load_columns(output.bias + panel * kPanel, columns, bias);
-  int64_t depth = groups.count == 1 ? weight.num_k : kDepth;
-  // The sums so far, if the product is computed in several parts.
-  float* partial = depth < weight.num_k ? scratch.floats(groups.num_rows * kPanel) : nullptr;
-  constexpr ptrdiff_t kRowBytes = kPanel * sizeof(typename Weights::Number);
-  constexpr int kRowLines = (kRowBytes + 63) / 64;
-  for (int64_t k = 0; k < weight.num_k; k += depth) {
-    int num_k = static_cast<int>(std::min(depth, weight.num_k - k));
-    bool is_last = k + num_k == weight.num_k;
-    const auto* block = weights + k * kPanel;
+
+  template <class Read>
+  void run() const {
+    const char* units = weight.panels + panel * Read::panel_bytes(weight);
+    groups.count == 1 ? run_once<Read>(units) : run_in_parts<Read>(units);
+  }
+
+ private:
+  // For one group of rows.
+  template <class Read>
+  void run_once(const char* units) const {
+    with_rows(groups.size(0), [&](auto count) {
+      constexpr int R = count;
+      constexpr int kFarLines = 4 * R >= 3 * kRows ? (Read::kUnitBytes + 63) / 64 : 0;
+      Vec sums[R][2] = {};
+      auto add = [&](const Read& reader, const char* from, int64_t k, int num_k) {
+        Ahead far{from + kFar / Read::kUnit * Read::kUnitBytes, Read::kUnitBytes};
+        accumulate<R, 1, kFarLines>(reader, from, x + k * R, 1, R, num_k, far, sums);
+      };
+      Read::each_part(weight, units, 0, weight.num_k, add);
+      finish<R>(0, sums);
+    });
+  }
+
+  // For several groups of rows. All groups use a part of the panel, then the next one.
+  template <class Read>
+  void run_in_parts(const char* units) const {
+    static thread_local Scratch scratch, unpacked;
+    // The sums so far, if the product is computed in several parts.
+    float* partial = kDepth < weight.num_k ? scratch.floats(groups.num_rows * kPanel) : nullptr;
+    for (int64_t k = 0; k < weight.num_k; k += kDepth) {
+      int64_t end = std::min(k + kDepth, weight.num_k);
+      // Of the next part.
+      Ahead ahead{units + Read::place(weight, end), (end - k) / Read::kUnit * Read::kUnitBytes};
+      if constexpr (Read::kHeader > 0) {
+        float* part = unpacked.floats(kDepth * kPanel);
+        unpack<Read>(weight, units, k, end, part);
+        run_part<Floats>(part, k, end, ahead, partial);
+      } else {
+        run_part<Read>(units + Read::place(weight, k), k, end, ahead, partial);
+      }
+    }
+  }
+
+  // Adds [k, end) of the panel, whose units of one k each are at `part`. Each group prefetches a piece of `ahead`: an
+  // address and a size in bytes.
+  template <class Read>
+  void run_part(const void* part, int64_t k, int64_t end, Ahead ahead, float* partial) const {
+    int num_k = static_cast<int>(end - k);
     for (int64_t group = 0; group < groups.count; group++)
       with_rows(groups.size(group), [&](auto count) {
         constexpr int R = count;
@@ -238,37 +217,40 @@ void product_of_panel(const PackedWeight& weight, int64_t panel, const RowGroups
         Vec sums[R][2] = {};
         if (k > 0)
           for (int r = 0; r < R; r++) load_columns(partial + (row + r) * kPanel, kPanel, sums[r]);
-        if (groups.count == 1) {
-          constexpr int kFarLines = 4 * R >= 3 * kRows ? kRowLines : 0;
-          Ahead far{reinterpret_cast<const char*>(block + kRowsFar * kPanel), kRowBytes};
-          accumulate<Weights, R, kRowLines, kFarLines>(block, own, 1, R, num_k, far, sums);
-        } else {  // each group prefetches a part of the next block
-          const char* next = reinterpret_cast<const char*>(block + static_cast<int64_t>(num_k) * kPanel);
-          Ahead far{next + num_k * kRowBytes * group / groups.count, kRowBytes / groups.count};
-          for (int from = 0; from < num_k; from += kPiece, far.next += kPiece * far.step) {
-            int some = std::min(kPiece, num_k - from);
-            const char* piece = output.upcoming.piece(weight, panel * groups.count + group, k + from);
-            if (piece != nullptr)
-              accumulate<Weights, R, kRowLines, 1, 1>(block + from * kPanel, own + from * R, 1, R, some, far, sums,
-                                                      piece);
-            else
-              accumulate<Weights, R, kRowLines, 1>(block + from * kPanel, own + from * R, 1, R, some, far, sums);
-          }
+        Ahead far{ahead.next + ahead.step * group / groups.count, ahead.step / num_k / groups.count};
+        for (int from = 0; from < num_k; from += kPiece, far.next += kPiece * far.step) {
+          int some = std::min(kPiece, num_k - from);
+          const char* from_units = static_cast<const char*>(part) + from * Read::kUnitBytes;
+          const char* piece = output.upcoming.piece(weight, panel * groups.count + group, k + from);
+          if (piece != nullptr)
+            accumulate<R, 1, 1, 1>(Read(), from_units, own + from * R, 1, R, some, far, sums, piece);
+          else
+            accumulate<R, 1, 1>(Read(), from_units, own + from * R, 1, R, some, far, sums);
         }
-        for (int r = 0; r < R; r++)
-          if (is_last) {
-            for (int half = 0; half < 2; half++) sums[r][half] += bias[half];
-            finish_columns(output, output.y + (row + r) * output.stride + panel * kPanel, columns, sums[r]);
-          } else {
-            store_columns(partial + (row + r) * kPanel, kPanel, sums[r]);
-          }
+        if (end == weight.num_k)
+          finish<R>(row, sums);
+        else
+          for (int r = 0; r < R; r++) store_columns(partial + (row + r) * kPanel, kPanel, sums[r]);
       });
   }
-}
+
+  // Adds the bias to the products of R rows and stores them.
+  template <int R>
+  RAYLENS_INLINE void finish(int64_t row, Vec (&sums)[R][2]) const {
+    Vec bias[2] = {};
+    if (output.bias != nullptr) load_columns(output.bias + panel * kPanel, columns, bias);
+    for (int r = 0; r < R; r++) {
+      for (int half = 0; half < 2; half++) sums[r][half] += bias[half];
+      finish_columns(output, output.y + (row + r) * output.stride + panel * kPanel, columns, sums[r]);
+    }
+  }
+};
 
 inline void product_of_panel(const PackedWeight& weight, int64_t panel, const RowGroups& groups, const float* x,
                              const Output& output) {
-  (weight.is_bfloat16 ? product_of_panel<Bfloat16> : product_of_panel<Float32>)(weight, panel, groups, x, output);
+  with_reader(weight, [&](auto* reader) {
+    PanelProduct{weight, panel, groups, x, output}.run<std::remove_pointer_t<decltype(reader)>>();
+  });
 }
 
 // Calls part(from, to) for parts of [0, panels).

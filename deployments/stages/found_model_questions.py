@@ -14,6 +14,8 @@ from transformers import GenerationConfig
 from raylens.modeling.families import family_of
 from raylens.modeling.found_model import TOKEN_TYPES, FoundModel, arguments_of
 from raylens.modeling.model_configs import load_model_config
+from raylens.modeling.quantized_checkpoint import take_quantization
+from raylens.modeling.stored_weights import stored_class
 from raylens.preprocess.hf_processor import load_processor
 from raylens.preprocess.models.found import Samples, call_processor, sampling_rate
 from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
@@ -151,7 +153,8 @@ def answers_of(
 ) -> list[Answer]:
     """Returns the answers of the whole model to each question alone, without the tokens `suppressed`."""
     config = load_model_config(checkpoint)
-    model: Any = found.whole.from_pretrained(
+    reading_class = stored_class(found.whole, take_quantization(config), keeps_forms=False)
+    model: Any = reading_class.from_pretrained(
         checkpoint, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
     ).eval()
     decoder = model.get_submodule(found.decoder)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from raylens.deployments.config import AppConfig
@@ -63,6 +64,7 @@ class Generate(Replica):
             engine = self._load(config, ranks)
         self._prompt_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
         self._engine = engine
+        Thread(target=engine.populate_cache, name="populate-cache", daemon=True).start()
         timeout_s = config.step_timeout_s
         self._loop: EngineLoop[RequestOutput] = EngineLoop(engine, name="llm-engine", step_timeout_s=timeout_s)
         if ranks is not None:

@@ -19,7 +19,7 @@ from raylens.llm.attention import AttentionCall
 from raylens.llm.models.family import LanguageFamily, embed_tokens, no_inputs, output_head
 from raylens.llm.step_input import StepInput
 from raylens.modeling.kernel_mlp import kernel_activation
-from raylens.modeling.packed_linear import KernelLinear
+from raylens.modeling.packed_linear import KernelLinear, PackedEmbedding
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,14 +180,10 @@ def _read_linear(module: nn.Module) -> Linear:
 
 def _read_embedding(model: Any, family: LanguageFamily) -> Embedding | None:
     """Returns the embedding, or None if the family does more than to look up tokens in it."""
-    module: Any = model.get_input_embeddings()
-    if family.embed_tokens is not embed_tokens or module.weight.dtype != torch.float32:
+    module = model.get_input_embeddings()
+    if family.embed_tokens is not embed_tokens or not isinstance(module, PackedEmbedding):
         return None
-    if type(module) is nn.Embedding:
-        return Embedding(module.weight.detach())
-    if type(module).__name__.endswith("TextScaledWordEmbedding"):  # of a Gemma
-        return Embedding(module.weight.detach(), float(module.embed_scale))
-    return None
+    return Embedding(module.packed_weight, module.scale)
 
 
 def _read_head(model: Any, family: LanguageFamily) -> Linear | None:

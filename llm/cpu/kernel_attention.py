@@ -42,6 +42,11 @@ class KernelAttention:
         self._windows_cut_spans = windows_cut_spans
         self._spans_need_window = spans_need_window
 
+    def populate(self) -> None:
+        """Makes the cache's memory available before steps need it. Thread-safe."""
+        for cache in self.caches:
+            cache.pages.populate()
+
     def prepare(self, step: StepInput) -> "KernelStep":
         """Returns the step's attention, which all layers share."""
         spans: dict[int, list[int]] = {}

@@ -15,6 +15,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from raylens.llm.host_values import send
 from raylens.llm.lora.adapter import LinearShape, LoraDelta
 from raylens.llm.lora.request import NO_SLOT
+from raylens.modeling.onednn_linear import OneDnnLinear
+from raylens.modeling.packed_linear import KernelLinear
 
 
 @dataclass(slots=True)
@@ -141,11 +143,14 @@ class LoraLayers:
 
 
 def linear_shapes(decoder: nn.Module) -> dict[str, LinearShape]:
-    """Returns the plain linear layers of the decoder's layers, by name, without experts, which see other rows."""
+    """Returns the plain or packed linear layers of the decoder's layers, by name, without experts, which see other
+    rows."""
     return {
         name: LinearShape(module.in_features, module.out_features)
         for name, module in decoder.named_modules()
-        if isinstance(module, nn.Linear) and ".layers." in f".{name}" and ".experts." not in name
+        if isinstance(module, nn.Linear | KernelLinear | OneDnnLinear)
+        and ".layers." in f".{name}"
+        and ".experts." not in name
     }
 
 

@@ -42,10 +42,10 @@ def find_language_family(config: PreTrainedConfig) -> LanguageFamily:
 def with_plain_head(family: LanguageFamily, model: PreTrainedModel) -> LanguageFamily:
     """Returns a found family with the output embeddings as its head, if the class does nothing else after its
     decoder; any other family as it is."""
-    embeddings = model.get_output_embeddings()
-    if embeddings is None or getattr(family.logits, "func", None) is not _logits_of_whole:
+    head: Any = model.get_output_embeddings()
+    if head is None or getattr(family.logits, "func", None) is not _logits_of_whole:
         return family
-    hidden = torch.randn(2, embeddings.weight.shape[1]).to(embeddings.weight)
+    hidden = torch.randn(2, head.in_features).to(model.device, model.dtype)
     with torch.inference_mode():
         is_plain = torch.equal(family.logits(model, hidden), output_head(model, hidden))
     return replace(family, logits=output_head) if is_plain else family

@@ -48,11 +48,21 @@ class MiniGPT4Plugin:
         from transformers import Blip2ForConditionalGeneration, BlipImageProcessorPil
 
         from raylens.modeling.half_model import load_half, without
+        from raylens.modeling.model_configs import load_model_config
         from raylens.preprocess.vision_plugins.parts import PlacedPart, read_weights
 
         self._image_processor = BlipImageProcessorPil.from_pretrained(self._vision_model, trust_remote_code=False)
         half = without(Blip2ForConditionalGeneration, "language_model", "language_projection")
-        tower = _Queries(load_half(half, self._vision_model, half="vision", renamings={}, dtype=torch.float32))
+        tower = _Queries(
+            load_half(
+                half,
+                self._vision_model,
+                config=load_model_config(self._vision_model),
+                half="vision",
+                renamings={},
+                dtype=torch.float32,
+            )
+        )
         self._tower = PlacedPart(tower, self._params["vision_device"], self._params["vision_bits"])
         projector = _projector(read_weights(self._projector_place, "pretrained_minigpt4.pth"))
         self._projector = PlacedPart(projector, self._params["projector_device"], self._params["projector_bits"])

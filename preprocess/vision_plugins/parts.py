@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from raylens.modeling.quantized_linear import quantize_linear_layers
+from raylens.modeling.packed_linear import pack_linear_layers
 from raylens.preprocess.vision_plugins.interface import VisionPluginError
 
 
@@ -14,15 +14,19 @@ class PlacedPart:
     """A loaded module on its device and in its dtype, in evaluation mode. What it is called with goes there, too."""
 
     def __init__(self, module: nn.Module, device: str, bits: int) -> None:
-        """Changes `module` in place. 32 `bits` are float32. 16 are bfloat16, on GPUs float16. 8 are linear layers of
-        int8, and all else in 16. Raises VisionPluginError for other numbers of bits."""
-        if bits not in (32, 16, 8):
-            raise VisionPluginError(f"the parts of a vision plug-in have 32, 16 or 8 bits, not {bits}")
-        half = torch.float16 if torch.device(device).type == "cuda" else torch.bfloat16
-        self._device, self._dtype = device, torch.float32 if bits == 32 else half
+        """Changes `module` in place. 32 `bits` are float32. 16 are bfloat16, on GPUs float16. 8, on the CPU only, are
+        linear layers with weights of int8, and all else in float32. Raises VisionPluginError for other numbers of
+        bits."""
+        is_on_gpu = torch.device(device).type == "cuda"
+        allowed = (32, 16) if is_on_gpu else (32, 16, 8)
+        if bits not in allowed:
+            choices = ", ".join(map(str, allowed))
+            raise VisionPluginError(f"the parts of a vision plug-in on {device} have one of {choices} bits, not {bits}")
+        half = torch.float16 if is_on_gpu else torch.bfloat16
+        self._device, self._dtype = device, half if bits == 16 else torch.float32
         module.to(self._device, self._dtype)
         if bits == 8:
-            quantize_linear_layers(module)
+            pack_linear_layers(module, self._dtype, precision_of=lambda name: "int8")
         self._module = module.eval().requires_grad_(False)
 
     def __call__(self, inputs: torch.Tensor, **options: Any) -> Any:

@@ -11,10 +11,9 @@ from torch.nn.functional import gelu, silu
 
 from raylens.cpu_kernels.attention import LayerCache, StepChunks
 from raylens.cpu_kernels.decoder import Decoder, DecoderLayer, Embedding, Norm, Rope
-from raylens.cpu_kernels.huge_pages import HugePages
 from raylens.cpu_kernels.library import KernelLibrary
 from raylens.cpu_kernels.mlp import Activation, Linear
-from raylens.cpu_kernels.packed_weight import PackedWeight, WeightLayout
+from tests.cpu_kernels.packing import pack
 
 BLOCK_SIZE, NUM_BLOCKS, NUM_POSITIONS = 4, 60, 500
 EVERY_LIBRARY = settings(
@@ -339,7 +338,7 @@ def test_the_embedding_and_the_head_belong_to_the_call(library: KernelLibrary, n
         heads=4,
         activation="silu",
         final_norm=model.final_norm,
-        embedding=Embedding(weight, scale),
+        embedding=Embedding(pack(library, weight), scale),
         head=head,
     )
     token_ids = torch.randint(50, (num_tokens,))
@@ -381,5 +380,4 @@ def test_activations_are_exact_over_the_whole_range(library: KernelLibrary, acti
 
 
 def linear(library: KernelLibrary, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    layout = WeightLayout.of(weight)
-    return Linear(PackedWeight(library, weight, layout, HugePages([layout.num_bytes(library)])), bias)
+    return Linear(pack(library, weight), bias)

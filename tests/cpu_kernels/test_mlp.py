@@ -8,10 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import gelu, linear, silu
 
-from raylens.cpu_kernels.huge_pages import HugePages
 from raylens.cpu_kernels.library import KernelLibrary
-from raylens.cpu_kernels.mlp import ACTIVATIONS, Activation, Linear, Mlp
-from raylens.cpu_kernels.packed_weight import PackedWeight, WeightLayout
+from raylens.cpu_kernels.mlp import ACTIVATIONS, Activation, Mlp
+from tests.cpu_kernels.packing import pack_linear
 
 EVERY_LIBRARY = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 DEFINITIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -22,16 +21,11 @@ DEFINITIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def pack(library: KernelLibrary, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    layout = WeightLayout.of(weight)
-    return Linear(PackedWeight(library, weight, layout, HugePages([layout.num_bytes(library)])), bias)
-
-
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations_are_exact_to_float32(library: KernelLibrary, activation: Activation) -> None:
     """By layers of one weight, which is 1."""
     one = torch.ones(1, 1)
-    mlp = Mlp(library, pack(library, one, None), None, pack(library, one, None), activation)
+    mlp = Mlp(library, pack_linear(library, one, None), None, pack_linear(library, one, None), activation)
     inputs = torch.cat([torch.linspace(-12, 12, 20_001), torch.logspace(-30, 30, 601), -torch.logspace(-30, 30, 601)])
     expected = DEFINITIONS[activation](inputs.double()).float()
     torch.testing.assert_close(mlp.run(inputs[:, None])[:, 0], expected, rtol=2e-6, atol=1e-6)
@@ -63,8 +57,8 @@ def test_mlps_of_any_size(
 
     num_in, num_inner, num_out = sizes
     first, up, down = make_layer(num_inner, num_in), make_layer(num_inner, num_in), make_layer(num_out, num_inner)
-    packed_up = pack(library, *up) if is_gated else None
-    mlp = Mlp(library, pack(library, *first), packed_up, pack(library, *down), activation)
+    packed_up = pack_linear(library, *up) if is_gated else None
+    mlp = Mlp(library, pack_linear(library, *first), packed_up, pack_linear(library, *down), activation)
     rows = torch.randn(num_rows, num_in, generator=generator)
 
     def apply(layer: tuple[torch.Tensor, torch.Tensor | None], x: torch.Tensor) -> torch.Tensor:

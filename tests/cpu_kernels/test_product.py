@@ -5,16 +5,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raylens.cpu_kernels.huge_pages import HugePages
 from raylens.cpu_kernels.library import KernelLibrary
-from raylens.cpu_kernels.packed_weight import PackedWeight, WeightLayout
+from tests.cpu_kernels.packing import pack
 
 EVERY_LIBRARY = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-def pack(library: KernelLibrary, weight: torch.Tensor) -> PackedWeight:
-    layout = WeightLayout.of(weight)
-    return PackedWeight(library, weight, layout, HugePages([layout.num_bytes(library)]))
 
 
 def shifted(rows: torch.Tensor, offset: int) -> torch.Tensor:
@@ -53,7 +47,7 @@ def test_products_of_any_size(
     if bias is not None:
         sizes_of_terms += bias.abs()
     assert ((product - expected).abs() <= 8 * 2**-24 * sizes_of_terms).all()
-    assert packed.layout.is_short == is_short
+    assert packed.layout.form == ("bfloat16" if is_short else "float32")
     for row in range(0, num_rows, 1 + num_rows // 40):
         assert torch.equal(packed.product(rows[row], bias), product[row])
 
@@ -69,20 +63,6 @@ def test_any_number_of_threads_gives_the_same(library: KernelLibrary, num_thread
         torch.set_num_threads(before)
     torch.testing.assert_close(products[0], rows @ weight.T, rtol=1e-4, atol=1e-4)
     assert all(torch.equal(product, products[0]) for product in products)
-
-
-def test_a_short_weight_gives_what_a_long_one_does(library: KernelLibrary) -> None:
-    weight, rows = torch.randn(75, 130).bfloat16().float(), torch.randn(9, 130)
-    layout = WeightLayout(75, 130, is_short=False)
-    long = PackedWeight(library, weight, layout, HugePages([layout.num_bytes(library)]))
-    assert torch.equal(pack(library, weight).product(rows, None), long.product(rows, None))
-
-
-def test_a_weight_with_one_number_that_needs_more_digits_is_long() -> None:
-    weight = torch.ones(4, 4)
-    assert WeightLayout.of(weight).is_short
-    weight[2, 3] = 1 + 2**-9
-    assert not WeightLayout.of(weight).is_short
 
 
 def test_several_threads_may_call_at_once(library: KernelLibrary) -> None:

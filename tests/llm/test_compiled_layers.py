@@ -43,7 +43,7 @@ def copied(step: StepInput, device: torch.device) -> StepInput:
 def as_on_a_gpu() -> Iterator[None]:
     torch.compiler.reset()
     counters.clear()
-    with patch("raylens.llm.model_runner.pack_linear_layers"), patch.object(StepInput, "to", copied):
+    with patch("raylens.llm.model_runner.pack_language_half"), patch.object(StepInput, "to", copied):
         yield
     torch.compiler.reset()
 
@@ -139,7 +139,7 @@ def test_numbers_are_rounded_where_the_layers_round_them(tmp_path: Path) -> None
 
 def compile_share(group: ProcessGroup, checkpoint: str) -> float:
     """How far hidden states are at most from those before the rank compiled its layers."""
-    with patch("raylens.llm.model_runner.pack_linear_layers"), patch.object(StepInput, "to", copied):
+    with patch("raylens.llm.model_runner.pack_language_half"), patch.object(StepInput, "to", copied):
         config = make_config(checkpoint)
         runner = ModelRunner(config, group)
         plain = hidden_states(runner, 40)

@@ -73,9 +73,13 @@ def test_plain_decoders_run_in_one_call(variant: str, tmp_path: Path, caplog: py
         assert not said
 
 
-@pytest.mark.parametrize("settings", [{"quantization": "int8"}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "bfloat16"}])
-def test_only_float32_runs_in_one_call(settings: dict[str, str], tmp_path: Path) -> None:
-    assert make_engine("llava", tmp_path, **settings)._runner.forward.fused is None
+@pytest.mark.parametrize("settings", [{"quantization": "int8"}, {"quantization": "int4"}, {"dtype": "bfloat16"}])
+def test_weights_of_any_precision_run_in_one_call(settings: dict[str, str], tmp_path: Path) -> None:
+    assert make_engine("llava", tmp_path, **settings)._runner.forward.fused is not None
+
+
+def test_a_cache_of_another_dtype_does_not_run_in_one_call(tmp_path: Path) -> None:
+    assert make_engine("llava", tmp_path, kv_cache_dtype="bfloat16")._runner.forward.fused is None
 
 
 @pytest.mark.long

@@ -53,7 +53,7 @@ class OfTwoInputs(Scaled):
 
 def packed(module: nn.Module) -> nn.Sequential:
     model = nn.Sequential(module).requires_grad_(False).eval()
-    pack_linear_layers(model)
+    pack_linear_layers(model, torch.float32)
     return model
 
 
@@ -79,7 +79,7 @@ def test_what_computes_something_else_stays(kind: type[nn.Module]) -> None:
 
 def test_only_the_named_modules_are_replaced() -> None:
     model = nn.Sequential(MLPS["llama"](), MLPS["llama"]()).requires_grad_(False)
-    pack_linear_layers(model)
+    pack_linear_layers(model, torch.float32)
     fuse_mlps(model, lambda name: name == "1")
     assert [type(module) for module in model] == [LlamaMLP, KernelMlp]
 

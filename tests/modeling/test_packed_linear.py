@@ -32,7 +32,7 @@ def test_plain_layers_are_packed_wherever_they_are(
     for shape in [(4,), (3, 4), (2, 3, 4), (0, 4)]:
         inputs = torch.randn(*shape)
         expected = make_model()(inputs)
-        pack_linear_layers(model)
+        pack_linear_layers(model, torch.float32)
         assert types(model) == [kind, kind, nn.ReLU, Special]
         torch.testing.assert_close(model(inputs), expected)
 
@@ -40,17 +40,17 @@ def test_plain_layers_are_packed_wherever_they_are(
 @pytest.mark.parametrize("dtype", [dtype for dtype in onednn_dtypes() if dtype != torch.float32])
 def test_layers_of_another_dtype_go_to_onednn(dtype: torch.dtype) -> None:
     model = make_model(dtype)
-    pack_linear_layers(model)
+    pack_linear_layers(model, dtype)
     assert types(model) == [OneDnnLinear, OneDnnLinear, nn.ReLU, Special]
 
 
 def test_only_the_named_layers_are_packed() -> None:
     model = make_model()
-    pack_linear_layers(model, lambda name: name == "1.0")
+    pack_linear_layers(model, torch.float32, lambda name: name == "1.0")
     assert types(model) == [nn.Linear, KernelLinear, nn.ReLU, Special]
 
 
 def test_what_no_library_takes_stays_as_it_is() -> None:
     model = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Linear(4, 4, device="meta"))
-    pack_linear_layers(model)
+    pack_linear_layers(model, torch.float32)
     assert [type(module) for module in model] == [nn.Linear, nn.Linear]

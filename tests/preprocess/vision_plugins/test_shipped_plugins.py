@@ -100,7 +100,7 @@ def test_fewer_bits_are_near(
 
 
 def test_bits_that_no_part_has_are_refused(text_model: str, llava_options: dict[str, Any]) -> None:
-    with pytest.raises(VisionPluginError, match="'llava-v1.5' cannot load: .*32, 16 or 8 bits, not 4"):
+    with pytest.raises(VisionPluginError, match="'llava-v1.5' cannot load: .*32, 16, 8 bits, not 4"):
         embedded(text_model, "llava-v1.5", {**FULL, **llava_options, "vision_bits": 4}, [])
 
 
