@@ -59,7 +59,7 @@ def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.
     `packable_dtypes`."""
     if not has_kernel_layers(dtype):
         return OneDnnLinear(weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype))
-    return KernelLinear(next(_packed_one_by_one([_Source.of(weight, None)])), bias)
+    return KernelLinear(next(_packed_one_by_one([_Source.of(weight, None)], MappedFiles())), bias)
 
 
 def pack_linear_layers(
@@ -83,9 +83,10 @@ def pack_linear_layers(
             linear = module.dequantized() if isinstance(module, QuantizedLinear) else module
             model.set_submodule(name, packed_linear(linear.weight, linear.bias, dtype))
         return
-    sources, all_names = _sources(model, [*layers, *embeddings], precision_of)
+    files = MappedFiles()
+    sources, all_names = _sources(model, [*layers, *embeddings], precision_of, files)
     del layers  # each stored weight is freed as soon as it is packed
-    for packed, names in zip(_packed_one_by_one(sources), all_names, strict=True):
+    for packed, names in zip(_packed_one_by_one(sources, files), all_names, strict=True):
         for name in names:
             is_embedding = name in embeddings
             old: Any = model.get_submodule(name)
@@ -94,13 +95,17 @@ def pack_linear_layers(
 
 
 def _sources(
-    model: nn.Module, names: Iterable[str], precision_of: Callable[[str], Precision | None]
+    model: nn.Module, names: Iterable[str], precision_of: Callable[[str], Precision | None], files: MappedFiles
 ) -> tuple[list["_Source"], list[list[str]]]:
     """Returns the weights of the named modules, and for each the modules that share it."""
     places: dict[Any, list[str]] = {}
     for name in names:
         places.setdefault(model.get_submodule(name).weight, []).append(name)
-    sources = [_Source.of(weight, precision_of(sharing[0])) for weight, sharing in places.items()]
+    sources = []
+    for weight, sharing in places.items():
+        sources.append(_Source.of(weight, precision_of(sharing[0])))
+        if isinstance(weight, torch.Tensor):
+            files.release(weight)  # float32 was read, to see whether it is bfloat16
     return sources, list(places.values())
 
 
@@ -140,11 +145,11 @@ def _layout(weight: torch.Tensor, precision: Precision | None) -> WeightLayout:
     return WeightLayout(out_features, in_features, precision, _GROUP_SIZES.get(precision, 0))
 
 
-def _packed_one_by_one(sources: list[_Source]) -> Iterator[PackedWeight]:
+def _packed_one_by_one(sources: list[_Source], files: MappedFiles) -> Iterator[PackedWeight]:
     """Yields the packed weights of `sources`, and removes each from the list before."""
     library: KernelLibrary = kernel_library()  # type: ignore[assignment]
     sizes = [source.layout.num_bytes(library) for source in sources]
-    pages, files = HugePages(sizes), MappedFiles()
+    pages = HugePages(sizes)
     with told_progress(), tqdm(total=sum(sizes), desc="Packing weights", unit="B", unit_scale=True) as bar:
         for size in sizes:
             source = sources.pop(0)

@@ -78,15 +78,12 @@ def take_quantization(config: PreTrainedConfig) -> Settings | None:
     return found
 
 
-def find_quantized(
-    slices: Mapping[str, Any], settings: Settings | None
-) -> tuple[dict[str, Any], dict[str, QuantizedWeight]]:
+def find_quantized(slices: Mapping[str, Any], settings: Settings) -> tuple[dict[str, Any], dict[str, QuantizedWeight]]:
     """Divides the weights of files into plain ones and quantized ones, both by the keys that plain ones have.
 
     Raises ValueError for weights in a form that is not supported."""
-    plain, quantized = dict(slices), {}
-    if settings is None:
-        return plain, {}
+    plain: dict[str, Any] = dict(slices)
+    quantized: dict[str, QuantizedWeight] = {}
     for key in slices:
         stem, _, leaf = key.rpartition(".")
         tensors = _Tensors(stem, slices)

@@ -61,8 +61,11 @@ def stored_class(
             model: PreTrainedModel, state_dict: dict[str, Any] | None, files: list[str], load_config: Any, **_: Any
         ) -> tuple[Any, Any]:
             assert state_dict is None
-            plain, quantized = find_quantized(_open(files, "mmap" if maps_files else "pread"), quantization)
-            slices = plain | quantized
+            slices = _open(files, "mmap" if maps_files else "pread")
+            if quantization is not None:
+                plain, _ = find_quantized(slices, quantization)
+                # Read and not mapped, because nothing would take their pages out of this process's memory.
+                slices = plain | find_quantized(_open(files, "pread"), quantization)[1]
             if keeps_forms:
                 expected = model.state_dict()
                 targets = find_targets(model, slices, load_config.weight_mapping or [], expected)

@@ -16,8 +16,8 @@ from raylens.modeling.submodules import submodules
 def pack_language_half(
     config: EngineConfig, model: PreTrainedModel, family: LanguageFamily, *, is_divided: bool
 ) -> None:
-    """Replaces linear layers and embeddings of the model, in place, except for those of indexers. With `is_divided` the
-    embeddings stay, because a rank's are some rows, which transformers' modules know.
+    """Replaces linear layers and embeddings of the model, in place, except for those of indexers. The embeddings of a
+    model that is divided among ranks stay: each rank has some of their rows.
 
     Raises ValueError for a quantization without Raylens' kernels."""
     dtype = computing_dtype(config)

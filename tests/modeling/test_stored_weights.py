@@ -18,9 +18,7 @@ from tests.small_models import make_checkpoint, small_requests, whole_class
 LARGE = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6, "vocab_size": 40000}
 MEASURE = """
 import sys
-import resource
-from raylens.cpu_kernels.threads import usable_cores
-import tests.clients
+import tests.clients  # makes torchvision importable
 from raylens.llm.config import EngineConfig
 from raylens.llm.engine import LLMEngine
 
@@ -80,10 +78,13 @@ def test_a_tied_head_shares_the_memory_of_the_embeddings(tmp_path: Path) -> None
     assert embedding.packed_weight is head.packed_weight
 
 
-def test_loading_takes_little_more_memory_than_the_file(tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_loading_takes_little_more_memory_than_the_file(
+    dtype: torch.dtype, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     small = make_checkpoint("llava", tmp_path_factory.mktemp("small"))
     plain = make_checkpoint("llava", tmp_path_factory.mktemp("large"), LARGE)
-    checkpoint = in_dtype(plain, tmp_path_factory.mktemp("short"), torch.bfloat16)
+    checkpoint = in_dtype(plain, tmp_path_factory.mktemp("stored"), dtype)
     command = [sys.executable, "-c", MEASURE, small, checkpoint]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     kept, highest = (1024 * int(number) for number in output[-2].split())
