@@ -289,10 +289,9 @@ struct DecoderStep {
       outputs[i].upcoming = upcoming.take(weight, groups.count);
     }
     each_part(total, threads, [&](int64_t from, int64_t to) {
-      for (int64_t panel = from; panel < to; panel++) {
-        size_t i = 0;
-        while (panel >= ends[i]) i++;
-        product_of_panel(*all[i].linear.weight, panel - (i == 0 ? 0 : ends[i - 1]), groups, x, outputs[i]);
+      for (size_t i = 0; i < N; i++) {
+        int64_t start = i == 0 ? 0 : ends[i - 1], first = std::max(from, start), end = std::min(to, ends[i]);
+        if (first < end) product_of_panels(*all[i].linear.weight, first - start, end - start, groups, x, outputs[i]);
       }
     });
   }

@@ -25,8 +25,8 @@ inline void inner_rows(const Mlp& mlp, const RowGroups& groups, const float* x, 
   if (is_gated) up.upcoming = upcoming.take(*mlp.up.weight, groups.count);
   each_part(num_panels(size), threads, [&](int64_t from, int64_t to) {
     // One weight after the other, because each is one stream of memory.
-    for (int64_t i = from; i < to; i++) product_of_panel(*mlp.first.weight, i, groups, x, first);
-    for (int64_t i = from; is_gated && i < to; i++) product_of_panel(*mlp.up.weight, i, groups, x, up);
+    product_of_panels(*mlp.first.weight, from, to, groups, x, first);
+    if (is_gated) product_of_panels(*mlp.up.weight, from, to, groups, x, up);
   });
 }
 

@@ -167,6 +167,37 @@ struct PanelProduct {
     groups.count == 1 ? run_once<Read>(units) : run_in_parts<Read>(units);
   }
 
+  // For one row, computes the next panel, too. The sums of one panel wait for each other longer than conversions of few
+  // bits take.
+  template <class Read>
+  void run_pair() const {
+    const int64_t bytes = Read::panel_bytes(weight);
+    Vec sums[1][2] = {}, next_sums[1][2] = {};
+    auto add = [&](const Read& reader, const char* units, int64_t k, int num_k) {
+      Read next(units + bytes);
+      for (int done = 0; done < num_k; done += Read::kUnit, units += Read::kUnitBytes) {
+        const char* ahead = units + Read::Stored::kUnitsAhead * Read::kUnitBytes;
+        for (int byte = 0; byte < Read::kUnitBytes; byte += 64) {
+          __builtin_prefetch(ahead + byte);
+          __builtin_prefetch(ahead + bytes + byte);
+        }
+        Vec unit[Read::kUnit][2], next_unit[Read::kUnit][2];
+        reader.load(units, unit);
+        next.load(units + bytes, next_unit);
+        for (int i = 0; i < Read::kUnit; i++) {
+          Vec own = all(x[k + done + i]);
+          for (int half = 0; half < 2; half++) {
+            sums[0][half] += own * unit[i][half];
+            next_sums[0][half] += own * next_unit[i][half];
+          }
+        }
+      }
+    };
+    Read::each_part(weight, weight.panels + panel * bytes, 0, weight.num_k, add);
+    finish<1>(0, sums);
+    PanelProduct{weight, panel + 1, groups, x, output}.finish<1>(0, next_sums);
+  }
+
  private:
   // For one group of rows.
   template <class Read>
@@ -246,10 +277,16 @@ struct PanelProduct {
   }
 };
 
-inline void product_of_panel(const PackedWeight& weight, int64_t panel, const RowGroups& groups, const float* x,
-                             const Output& output) {
+// Computes the panels [from, to) for all rows.
+inline void product_of_panels(const PackedWeight& weight, int64_t from, int64_t to, const RowGroups& groups,
+                              const float* x, const Output& output) {
   with_reader(weight, [&](auto* reader) {
-    PanelProduct{weight, panel, groups, x, output}.run<std::remove_pointer_t<decltype(reader)>>();
+    typedef std::remove_pointer_t<decltype(reader)> Read;
+    int64_t panel = from;
+    if constexpr (Read::kHeader > 0)
+      for (; groups.num_rows == 1 && panel + 1 < to; panel += 2)
+        PanelProduct{weight, panel, groups, x, output}.template run_pair<Read>();
+    for (; panel < to; panel++) PanelProduct{weight, panel, groups, x, output}.template run<Read>();
   });
 }
 
@@ -263,9 +300,8 @@ void each_part(int64_t panels, int threads, const Part& part) {
 // Computes all columns for all rows. `x` holds `groups`.
 inline void product_of_groups(const PackedWeight& weight, const RowGroups& groups, const float* x, const Output& output,
                               int threads) {
-  each_part(num_panels(weight.rows_out), threads, [&](int64_t from, int64_t to) {
-    for (int64_t panel = from; panel < to; panel++) product_of_panel(weight, panel, groups, x, output);
-  });
+  each_part(num_panels(weight.rows_out), threads,
+            [&](int64_t from, int64_t to) { product_of_panels(weight, from, to, groups, x, output); });
 }
 
 // Returns rows of x, (num_rows, num_k), in groups, copied to `room`; a single row is returned unchanged.
