@@ -1,18 +1,16 @@
 """Memory on huge pages, for weights and the KV cache. A step reads them once, and each page of 4 KiB would cost a TLB
 miss. Hardware prefetching also stops at the end of a page."""
 
-import ctypes
 import mmap
-import sys
 from collections.abc import Iterable
 
 import torch
 
+from raylens.cpu_kernels.madvise import POPULATE_WRITE, madvise
+
 _PAGE = 2 * 2**20
 _LINE = 64
-_POPULATE_WRITE = 23
 _POPULATED_AT_ONCE = 64 * 2**20
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class HugePages:
@@ -36,11 +34,9 @@ class HugePages:
 
     def populate(self) -> None:
         """Lets the system provide all memory now, not at the first access of each page, where Linux can (5.14)."""
-        if _LIBC is None:
-            return
         for start in range(0, len(self._bytes), _POPULATED_AT_ONCE):
             size = min(_POPULATED_AT_ONCE, len(self._bytes) - start)
-            _LIBC.madvise(ctypes.c_void_p(self._bytes.data_ptr() + start), ctypes.c_size_t(size), _POPULATE_WRITE)
+            madvise(self._bytes.data_ptr() + start, size, POPULATE_WRITE)
 
 
 def _whole_lines(num_bytes: int) -> int:

@@ -25,8 +25,8 @@ DTYPES = tuple(_OF_DTYPE)
 """Of weights that can be packed."""
 UNIT = 4
 """Groups and in_features of a quantized weight are multiples of this number."""
-_ROWS_AT_ONCE = 4096
-"""The rows of a weight that are looked at together, to keep temporary memory small. A multiple of a panel's columns."""
+ROWS_AT_ONCE = 4096
+"""The rows of a weight to work on together, to keep temporary memory small. A multiple of a panel's columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,5 +152,5 @@ def check_rows(rows: torch.Tensor, in_features: int) -> None:
 
 def _is_bfloat16(weight: torch.Tensor) -> bool:
     """Returns whether bfloat16 represents every number of a float32 `weight` exactly."""
-    parts = torch.split(weight.detach().view(torch.int32), _ROWS_AT_ONCE)
+    parts = torch.split(weight.detach().view(torch.int32), ROWS_AT_ONCE)
     return all(bool((part & 0xFFFF == 0).all()) for part in parts)

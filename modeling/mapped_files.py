@@ -1,36 +1,36 @@
 """Memory that maps the files of a checkpoint."""
 
 import bisect
-import ctypes
 import mmap
 import sys
+from pathlib import Path
 
 import torch
 
-_DONT_NEED = 4
-_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+from raylens.cpu_kernels.madvise import DONT_NEED, madvise
+
+_MAPS = Path("/proc/self/maps")
 
 
 class MappedFiles:
-    """The mapped safetensors files of this process, at the moment of creation."""
+    """The files that this process maps at the moment of creation."""
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int]] = []
-        if _LIBC is not None:
-            with open("/proc/self/maps") as lines:
-                for line in lines:
-                    addresses, *_, path = line.rstrip().split(maxsplit=5)
-                    if path.endswith(".safetensors"):
-                        start, end = (int(address, 16) for address in addresses.split("-"))
-                        self._ranges.append((start, end))
+        for line in _MAPS.read_text().splitlines() if _MAPS.exists() else ():
+            addresses, _, _, _, _, *path = line.split(maxsplit=5)
+            # By no suffix: in a cache of the hub the weights are links to files without one.
+            if path and Path(path[0]).is_file():
+                start, end = (int(address, 16) for address in addresses.split("-"))
+                self._ranges.append((start, end))
 
     def release(self, tensor: torch.Tensor) -> None:
         """Takes the tensor's pages out of this process's memory if they map a file, unchanged. A later access maps them
         again."""
         start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if _LIBC is not None and start < end and self._has(start, end):
-            _LIBC.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _DONT_NEED)
+        if start < end and self._has(start, end):
+            madvise(start, end - start, DONT_NEED)
 
     def _has(self, start: int, end: int) -> bool:
         index = bisect.bisect(self._ranges, (start, sys.maxsize)) - 1

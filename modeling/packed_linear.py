@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from raylens.cpu_kernels.huge_pages import HugePages
 from raylens.cpu_kernels.library import KernelLibrary, kernel_library, why_missing
-from raylens.cpu_kernels.packed_weight import DTYPES, UNIT, PackedWeight, WeightLayout
+from raylens.cpu_kernels.packed_weight import DTYPES, ROWS_AT_ONCE, UNIT, PackedWeight, WeightLayout
 from raylens.cpu_kernels.quantize import quantize
 from raylens.cpu_kernels.threads import on_all_cores
 from raylens.modeling.load_progress import told_progress
@@ -26,8 +26,6 @@ from raylens.modeling.submodules import submodules
 Precision = Literal["bfloat16", "float16", "int8", "int4"]
 """Of weights in memory, where it is not that of their file."""
 _GROUP_SIZES = {"int8": 128, "int4": 64}
-_ROWS_AT_ONCE = 4096
-"""The rows that are read together, to keep temporary memory small. A multiple of a panel's columns."""
 
 
 class KernelLinear(nn.Module):
@@ -154,8 +152,8 @@ def _packed_one_by_one(sources: list[_Source], files: MappedFiles) -> Iterator[P
         for size in sizes:
             source = sources.pop(0)
             packed, num_rows = PackedWeight(library, source.layout, pages), source.layout.out_features
-            for start in range(0, num_rows, _ROWS_AT_ONCE):
-                stop = min(start + _ROWS_AT_ONCE, num_rows)
+            for start in range(0, num_rows, ROWS_AT_ONCE):
+                stop = min(start + ROWS_AT_ONCE, num_rows)
                 with on_all_cores():
                     rows = source.write(library, packed, start, stop)
                 if rows is not None:

@@ -156,6 +156,7 @@ def _gptq(tensors: _Tensors, settings: Settings) -> QuantizedWeight:
     # The first version of the format stores each zero less one.
     shift = middle - (0 if settings.get("checkpoint_format") == "gptq_v2" else 1)
     all_zeros = _unpack(zeros[...], bits).flatten(1)[:, :columns] - shift  # (groups, out)
+    has_zeros = bool(all_zeros.any())
     own_groups = index[...].long()
     is_regular = torch.equal(own_groups, torch.arange(num_k) // group_size)
 
@@ -164,7 +165,6 @@ def _gptq(tensors: _Tensors, settings: Settings) -> QuantizedWeight:
         own_zeros = all_zeros[:, start:stop].T.float() if has_zeros else None
         return QuantizedRows(values.to(torch.int8), scales[:, start:stop].T, own_zeros)
 
-    has_zeros = bool(all_zeros.any())
     assert groups == -(-num_k // group_size), (groups, num_k, group_size)
     return QuantizedWeight(
         (columns, num_k), _FORMS[bits], group_size, has_zeros, read, None if is_regular else own_groups

@@ -63,9 +63,9 @@ def stored_class(
             assert state_dict is None
             slices = _open(files, "mmap" if maps_files else "pread")
             if quantization is not None:
-                plain, _ = find_quantized(slices, quantization)
                 # Read and not mapped, because nothing would take their pages out of this process's memory.
-                slices = plain | find_quantized(_open(files, "pread"), quantization)[1]
+                plain, quantized = find_quantized(_open(files, "pread"), quantization)
+                slices = {key: slices[key] for key in plain} | quantized
             if keeps_forms:
                 expected = model.state_dict()
                 targets = find_targets(model, slices, load_config.weight_mapping or [], expected)

@@ -18,6 +18,13 @@ typedef int8_t ByteVec __attribute__((vector_size(kLanes)));
 typedef uint8_t UnsignedByteVec __attribute__((vector_size(kLanes)));
 typedef uint16_t HalfVec __attribute__((vector_size(2 * kLanes)));
 
+template <class Loaded>
+RAYLENS_INLINE Loaded load_as(const char* from) {
+  Loaded v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+
 // Conversions by instructions that GCC does not find itself: it would convert byte by byte.
 
 // Returns kLanes signed bytes as whole numbers of 32 bits.
@@ -27,9 +34,7 @@ RAYLENS_INLINE IntVec from_bytes(const char* from) {
 #elif defined(__AVX2__)
   return (IntVec)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
 #else
-  ByteVec bytes;
-  std::memcpy(&bytes, from, sizeof bytes);
-  return __builtin_convertvector(bytes, IntVec);
+  return __builtin_convertvector(load_as<ByteVec>(from), IntVec);
 #endif
 }
 
@@ -40,17 +45,8 @@ RAYLENS_INLINE HalfVec from_unsigned_bytes(const char* from) {
 #elif defined(__AVX2__)
   return (HalfVec)_mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
 #else
-  UnsignedByteVec bytes;
-  std::memcpy(&bytes, from, sizeof bytes);
-  return __builtin_convertvector(bytes, HalfVec);
+  return __builtin_convertvector(load_as<UnsignedByteVec>(from), HalfVec);
 #endif
-}
-
-template <class Loaded>
-RAYLENS_INLINE Loaded load_as(const char* from) {
-  Loaded v;
-  std::memcpy(&v, from, sizeof v);
-  return v;
 }
 
 // Returns IEEE half precision as float32, exactly.

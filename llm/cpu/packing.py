@@ -21,7 +21,7 @@ def pack_language_half(
 
     Raises ValueError for a quantization without Raylens' kernels."""
     dtype = computing_dtype(config)
-    if dtype not in packable_dtypes():
+    if dtype not in packable_dtypes() and config.quantization is None:
         return
     decoder = family.find_decoder(model)
     in_decoder = {id(module) for module in decoder.modules()}
@@ -34,7 +34,7 @@ def pack_language_half(
             return "int8"  # wrong logits cost more than the few bytes
         if config.quantization and name in quantizable:
             return config.quantization
-        return None if config.dtype == "float32" else config.dtype
+        return None if config.dtype == "float32" or not has_kernel_layers(dtype) else config.dtype
 
     embeddings = dict(_embeddings(model)) if has_kernel_layers(dtype) and not is_divided else {}
     pack_linear_layers(model, dtype, is_outside_indexers, precision_of, embeddings)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from raylens.cpu_kernels.library import VARIABLE
 from raylens.cpu_kernels.packed_weight import Form
-from raylens.llm.config import EngineConfig
+from raylens.llm.config import DtypeName, EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.modeling.packed_linear import KernelLinear, PackedEmbedding
 from tests.llm.greedy_answers import answers
@@ -29,7 +30,7 @@ LLMEngine(EngineConfig(sys.argv[1], kv_cache_bytes=2**22))
 before = kilobytes("VmRSS")
 engine = LLMEngine(EngineConfig(sys.argv[2], kv_cache_bytes=2**22))
 print(kilobytes("VmRSS") - before, kilobytes("VmHWM") - before)
-print(sum(".safetensors" in line for line in open("/proc/self/maps")))
+print(sum(line.rstrip().endswith(sys.argv[3]) for line in open("/proc/self/maps")))
 """
 
 
@@ -72,6 +73,18 @@ def test_a_dtype_of_16_bits_rounds_the_weights_alone(tmp_path: Path) -> None:
     assert answers(engine, requests) == [one.expected for one in requests]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_without_the_kernels_weights_have_the_dtype_and_no_fewer_bits(
+    dtype: DtypeName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "off")
+    checkpoint = make_checkpoint("llava", tmp_path)
+    model = LLMEngine(EngineConfig(checkpoint, dtype=dtype, kv_cache_bytes=2**22))._runner._model
+    assert {parameter.dtype for parameter in model.parameters()} == {getattr(torch, dtype)}
+    with pytest.raises(ValueError, match=r"weights in int\d need Raylens' kernels for the CPU"):
+        LLMEngine(EngineConfig(checkpoint, dtype=dtype, quantization="int4", kv_cache_bytes=2**22))
+
+
 def test_a_tied_head_shares_the_memory_of_the_embeddings(tmp_path: Path) -> None:
     model = LLMEngine(EngineConfig(make_checkpoint("gemma3", tmp_path, is_tied=True)))._runner._model
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -85,10 +98,13 @@ def test_loading_takes_little_more_memory_than_the_file(
     small = make_checkpoint("llava", tmp_path_factory.mktemp("small"))
     plain = make_checkpoint("llava", tmp_path_factory.mktemp("large"), LARGE)
     checkpoint = in_dtype(plain, tmp_path_factory.mktemp("stored"), dtype)
-    command = [sys.executable, "-c", MEASURE, small, checkpoint]
+    weights = Path(checkpoint, "model.safetensors")
+    blob = weights.rename(tmp_path_factory.mktemp("blobs") / "0123abcd")
+    weights.symlink_to(blob)  # as in a cache of the hub
+    command = [sys.executable, "-c", MEASURE, small, checkpoint, str(blob)]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     kept, highest = (1024 * int(number) for number in output[-2].split())
-    size = (Path(checkpoint) / "model.safetensors").stat().st_size
+    size = weights.stat().st_size
     assert size > 200 * 2**20
     assert 0.9 * size < kept < 1.15 * size
     assert highest < 1.25 * size
