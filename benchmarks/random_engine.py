@@ -1,6 +1,7 @@
 """An engine with the language half of a LLaVA of 7 or 0.5 B parameters, with random weights made on the device."""
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
@@ -130,7 +131,9 @@ def _save_settings(shape: Shape, folder: Path) -> None:
 
 
 @torch.no_grad()
-def _random_half(config: EngineConfig, group: ProcessGroup | None = None) -> tuple[PreTrainedModel, LanguageFamily]:
+def _random_half(
+    config: EngineConfig, group: ProcessGroup | None, pack: Callable[[PreTrainedModel, LanguageFamily], None]
+) -> tuple[PreTrainedModel, LanguageFamily]:
     """Stands in for `load_language_half`. The weights' spread preserves the size of hidden states."""
     register_paged_attention()
     hf_config = AutoConfig.from_pretrained(config.model)
@@ -143,4 +146,6 @@ def _random_half(config: EngineConfig, group: ProcessGroup | None = None) -> tup
     for parameter in half.parameters():
         if parameter.ndim == 2:
             parameter.normal_(std=parameter.shape[1] ** -0.5, generator=generator)
+    if config.device == "cpu":
+        pack(half, family)
     return half.eval().requires_grad_(False), with_plain_head(family, half)
