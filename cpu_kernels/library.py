@@ -4,6 +4,7 @@ import ctypes
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -15,13 +16,14 @@ logger = logging.getLogger(__name__)
 
 VARIABLE = "RAYLENS_CPU_KERNELS"
 """The environment variable with the library to use: one of BUILDS, or `off` for none."""
-BUILDS = ("avx512", "avx2", "baseline")
+BUILDS = ("amx", "avx512", "avx2", "baseline")
 """The libraries, from the fastest to the most portable. All have the same functions."""
 # By PyTorch's name of the processor's instruction set: the fastest build that runs on it.
 _FASTEST = {"AVX512": "avx512", "AVX2": "avx2"}
 
 _address, _integer, _float, _threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
 _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
+    "is_usable": ([], _integer),
     "panel": ([], _integer),
     "lanes": ([], _integer),
     "rows_at_once": ([], _integer),
@@ -29,7 +31,7 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "pack": ([_address, _address, _threads], None),
     "quantize": ([_address, _threads], None),
     "rows": ([_address, _address, _integer, _float, _address, _threads], None),
-    "product": ([_address, _integer, _address, _address, _address, _address, _threads], None),
+    "product": ([_address, _integer, _address, _address, _address, _threads], None),
     "mlp": ([_address, _integer, _address, _address, _address, _threads], None),
     "attend": ([_address, _address, _address, _threads], None),
     "attend_pictures": ([_address, _address, _threads], None),
@@ -45,6 +47,7 @@ class KernelLibrary:
     The columns of a packed weight are padded to a multiple of `panel_columns`, and the rows of the cache to a multiple
     of `lanes`. A product or an MLP takes `rows_at_once` rows at a time."""
 
+    is_usable: Callable[[], int]
     packed_bytes: Callable[..., int]
     pack: Callable[..., None]
     quantize: Callable[..., None]
@@ -92,7 +95,15 @@ def why_missing() -> str:
 
 def _usable_builds() -> tuple[str, ...]:
     fastest = _FASTEST.get(torch.backends.cpu.get_cpu_capability(), "baseline")
+    if fastest == "avx512" and _has_amx():
+        fastest = "amx"
     return BUILDS[BUILDS.index(fastest) :]
+
+
+def _has_amx() -> bool:
+    with suppress(OSError):
+        return "amx_bf16" in Path("/proc/cpuinfo").read_text().split()
+    return False
 
 
 @cache
@@ -101,7 +112,10 @@ def _load(build: str) -> KernelLibrary | None:
         path = Path(__file__).with_name(build + suffix)
         if path.exists():
             try:
-                return KernelLibrary(build, path)
+                library = KernelLibrary(build, path)
+                if library.is_usable():
+                    return library
+                logger.warning("the system does not let this process use the processor's %s", build)
             except (OSError, AttributeError) as error:  # built on another system, or from other sources
                 logger.warning("%s cannot be used, install the package again: %s", path, error)
     return None

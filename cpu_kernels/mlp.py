@@ -58,6 +58,6 @@ class Mlp:
         output = rows.new_empty(*rows.shape[:-1], self._out_features)
         count = rows.numel() // self._in_features
         num_at_once = min(count, self._library.rows_at_once)
-        room = rows.new_empty(num_at_once, max(self._in_features, self._inner_size) + self._inner_size)
-        self._library.mlp(self._address, count, rows.data_ptr(), output.data_ptr(), room.data_ptr(), num_threads())
+        inner = rows.new_empty(num_at_once, self._inner_size)
+        self._library.mlp(self._address, count, rows.data_ptr(), output.data_ptr(), inner.data_ptr(), num_threads())
         return output

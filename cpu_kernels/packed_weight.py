@@ -24,7 +24,9 @@ _DTYPES = {form: dtype for dtype, form in _OF_DTYPE.items()}
 DTYPES = tuple(_OF_DTYPE)
 """Of weights that can be packed."""
 UNIT = 4
-"""Groups and in_features of a quantized weight are multiples of this number."""
+"""The in_features of a weight of less than float32 and float16, and its groups, are multiples of this number."""
+EXACT = 3
+"""As many numbers of bfloat16 add up to any number of float32."""
 ROWS_AT_ONCE = 4096
 """The rows of a weight to work on together, to keep temporary memory small. A multiple of a panel's columns."""
 
@@ -48,8 +50,8 @@ class WeightLayout:
         Takes float32, bfloat16 or float16."""
         out_features, in_features = weight.shape
         form = _OF_DTYPE[weight.dtype]
-        if form == "float32" and _is_bfloat16(weight):
-            form = "bfloat16"
+        if form != "float16":
+            form = "bfloat16" if in_features % UNIT == 0 and _is_bfloat16(weight) else "float32"
         return cls(out_features, in_features, form)
 
     @property
@@ -61,10 +63,10 @@ class WeightLayout:
         own = self.structure(None)
         return int(library.packed_bytes(ctypes.addressof(own)))
 
-    def structure(self, panels: torch.Tensor | None) -> ctypes.Structure:
+    def structure(self, panels: torch.Tensor | None, row_parts: int = EXACT) -> ctypes.Structure:
         """Returns the library's `PackedWeight`."""
         form = FORMS.index(self.form)
-        sizes = (self.out_features, self.in_features, form, self.group_size, self.has_zeros)
+        sizes = (self.out_features, self.in_features, form, self.group_size, self.has_zeros, row_parts)
         return _PackedWeight(address_of(panels), *sizes)
 
 
@@ -83,7 +85,7 @@ class QuantizedRows:
 class _PackedWeight(ctypes.Structure):
     """Mirrors `PackedWeight` of `csrc/packed_weight.h`."""
 
-    _fields_ = addresses("panels") + integers("rows_out", "num_k", "form", "group", "has_zeros")
+    _fields_ = addresses("panels") + integers("rows_out", "num_k", "form", "group", "has_zeros", "row_parts")
 
 
 class _Numbers(ctypes.Structure):
@@ -95,13 +97,25 @@ class _Numbers(ctypes.Structure):
 class PackedWeight:
     """Multiplies rows of float32 with a weight. The results are bit-identical for all forms of the same numbers."""
 
-    def __init__(self, library: KernelLibrary, layout: WeightLayout, pages: HugePages) -> None:
-        """Takes `layout.num_bytes(library)` bytes of `pages`. `write` or `write_quantized` fills them."""
+    def __init__(
+        self, library: KernelLibrary, layout: WeightLayout, pages: HugePages, *, row_parts: int = EXACT
+    ) -> None:
+        """Takes `layout.num_bytes(library)` bytes of `pages`. `write` or `write_quantized` fills them. `row_parts`: how
+        many numbers of bfloat16 stand for a number of a row in the library for AMX; 1 to EXACT. Each takes its time.
+        The other libraries compute in float32."""
         self.layout = layout
         self._library = library
         self._panels = pages.take(layout.num_bytes(library))
-        self._own = layout.structure(self._panels)
+        self._own = layout.structure(self._panels, row_parts)
         self.address = ctypes.addressof(self._own)
+
+    @property
+    def row_parts(self) -> int:
+        return int(self._own.row_parts)
+
+    @row_parts.setter
+    def row_parts(self, value: int) -> None:
+        self._own.row_parts = value
 
     def write(self, rows: torch.Tensor, first_row: int = 0) -> None:
         """Writes rows of the weight from `first_row` on, a multiple of the library's `panel_columns`. A layout of fewer
@@ -137,9 +151,7 @@ class PackedWeight:
         rows = rows.contiguous()
         output = rows.new_empty(*rows.shape[:-1], self.layout.out_features)
         count = rows.numel() // self.layout.in_features
-        num_at_once = min(count, self._library.rows_at_once)
-        room = rows.new_empty(num_at_once, self.layout.in_features) if count > 1 else None
-        places = (address_of(tensor) for tensor in (rows, bias, output, room))
+        places = (address_of(tensor) for tensor in (rows, bias, output))
         self._library.product(self.address, count, *places, num_threads())
         return output
 
@@ -151,6 +163,8 @@ def check_rows(rows: torch.Tensor, in_features: int) -> None:
 
 
 def _is_bfloat16(weight: torch.Tensor) -> bool:
-    """Returns whether bfloat16 represents every number of a float32 `weight` exactly."""
+    """Returns whether bfloat16 represents every number of `weight`, float32 or bfloat16, exactly."""
+    if weight.dtype == torch.bfloat16:
+        return True
     parts = torch.split(weight.detach().view(torch.int32), ROWS_AT_ONCE)
     return all(bool((part & 0xFFFF == 0).all()) for part in parts)

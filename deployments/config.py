@@ -302,7 +302,9 @@ class ModelConfig(Settings):
     model: ModelSource
     revision: str | None = Field(None, description="revision of a hub id")
     served_model_name: str | None = Field(None, description="name in the API; default: the last part of `model`")
-    dtype: Literal["auto", DtypeName] = Field("auto", description="auto: float32 on the CPU, bfloat16 on a GPU")
+    dtype: Literal["auto", DtypeName] = Field(
+        "auto", description="auto: bfloat16 on a GPU; on the CPU float32, or the model's own where AMX computes in it"
+    )
     max_model_len: int | None = Field(None, ge=1, description="tokens of prompt and answer; default: the model's")
     allow_longer_context: bool = Field(False, description="max_model_len above the model's; rotary models only")
     num_threads: int | None = Field(None, ge=1, description="of CPU kernels per process; null: all cores, up to 16")
@@ -331,6 +333,10 @@ class ModelConfig(Settings):
         if self.dtype != "auto":
             return self.dtype
         return "float32" if device == "cpu" else "bfloat16"
+
+    def is_exact(self, part_dtype: str = "auto") -> bool:
+        """Returns whether float32 means float32; otherwise AMX may compute in the dtype of the model's file."""
+        return (self.dtype if part_dtype == "auto" else part_dtype) == "float32"
 
     @property
     def generate_device(self) -> str:

@@ -19,13 +19,15 @@ class PartConfig:
 
     `linear` is "plain" for transformers' own layers, which give the same embeddings to the bit. "packed" layers are
     laid out for the CPU: they are faster, and their embeddings differ by rounding only. "int8" layers are packed, too,
-    with weights of 8 bits.
+    with weights of 8 bits. Without `exact`, the products of a tower stored in bfloat16 or float16 may round their
+    inputs to the bits of that dtype.
 
     Raises ValueError that names the field for a value that is not supported."""
 
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
     linear: LinearForm = "plain"
+    exact: bool = True
 
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPES:

@@ -44,7 +44,7 @@ def place_parts(model: nn.Module, family: VisionFamily, tower: PartConfig, proje
 def _place(model: nn.Module, part: PartConfig, is_included: IsIncluded) -> None:
     if part.linear != "plain":
         precision: Precision | None = "int8" if part.linear == "int8" else None
-        pack_linear_layers(model, part.dtype, is_included, lambda name: precision)
+        pack_linear_layers(model, part.dtype, is_included, lambda name: precision, lambda name: part.exact)
     convert_weights(model, part.device, part.dtype, is_included)
     saved = model.state_dict().keys()
     for name, buffer in list(model.named_buffers()):

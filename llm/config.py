@@ -82,6 +82,8 @@ class EngineConfig(EngineSettings):
 
     `max_num_seqs` and `max_num_batched_tokens` default to the device's numbers, never to None.
     `allow_longer_context`: whether `max_model_len` may exceed the number of positions that the model is made for.
+    `exact`: whether float32 means float32 on the CPU. Otherwise the products of a model stored in bfloat16 or float16
+    may round their inputs to the bits of that dtype.
     `gpu_share`: the part of a GPU's memory that `memory_fraction` is a fraction of. Other processes have the rest.
     `reserved_bytes`: the GPU memory left to other work of this process.
     `num_threads`: the most threads of Raylens' kernels on the CPU. None: one for each core, but 16 at most.
@@ -93,6 +95,7 @@ class EngineConfig(EngineSettings):
     _: KW_ONLY
     revision: str | None = None
     dtype: DtypeName = "float32"
+    exact: bool = True
     device: str = "cpu"
     gpu_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     reserved_bytes: Annotated[int, Field(ge=0)] = 0

@@ -43,6 +43,7 @@ from raylens.modeling.attention_backends import turn_off_cudnn_attention
 from raylens.modeling.context_length import default_context_length
 from raylens.modeling.cuda_graphs import CudaCapture, NotRecordableError
 from raylens.modeling.merged_linear import merge_linear_layers
+from raylens.modeling.packed_linear import exact_products
 from raylens.preprocess.schema import ProcessedPrompt
 
 if TYPE_CHECKING:
@@ -194,16 +195,17 @@ class ModelRunner:
         except NotPlainError as reason:
             logger.info("the decoder's layers run one by one: it has %s", reason)
             return None
-        is_same = agree(
-            lambda step: self.forward.run_fused(fused, step, attention.prepare(step), wants_all_hidden=True),
-            lambda step: self.forward.run_layers(step, attention.prepare(step)),
-            self._builder,
-            num_slots=attention.num_slots,
-            block_size=self._config.block_size,
-            num_positions=self.max_model_len,
-            vocab_size=self.vocab_size,
-            embedding_size=self.embedding_size,
-        )
+        with exact_products(self._model):
+            is_same = agree(
+                lambda step: self.forward.run_fused(fused, step, attention.prepare(step), wants_all_hidden=True),
+                lambda step: self.forward.run_layers(step, attention.prepare(step)),
+                self._builder,
+                num_slots=attention.num_slots,
+                block_size=self._config.block_size,
+                num_positions=self.max_model_len,
+                vocab_size=self.vocab_size,
+                embedding_size=self.embedding_size,
+            )
         return fused if is_same else None
 
     def _probe_layers(self) -> list[AttentionCall]:

@@ -3,6 +3,7 @@
 Layers that compute in float32 go to Raylens' own kernels if they were built (`cpu_kernels`), others to oneDNN."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, TypeGuard
@@ -13,7 +14,7 @@ from tqdm import tqdm
 
 from raylens.cpu_kernels.huge_pages import HugePages
 from raylens.cpu_kernels.library import KernelLibrary, kernel_library, why_missing
-from raylens.cpu_kernels.packed_weight import DTYPES, ROWS_AT_ONCE, UNIT, PackedWeight, WeightLayout
+from raylens.cpu_kernels.packed_weight import DTYPES, EXACT, ROWS_AT_ONCE, UNIT, PackedWeight, WeightLayout
 from raylens.cpu_kernels.quantize import quantize
 from raylens.cpu_kernels.threads import on_all_cores
 from raylens.modeling.load_progress import told_progress
@@ -26,6 +27,10 @@ from raylens.modeling.submodules import submodules
 Precision = Literal["bfloat16", "float16", "int8", "int4"]
 """Of weights in memory, where it is not that of their file."""
 _GROUP_SIZES = {"int8": 128, "int4": 64}
+_ROW_PARTS = {torch.bfloat16: 1, torch.float16: 2}
+"""The numbers of bfloat16 that have the bits of a number of each dtype; see `PackedWeight`."""
+_QUANTIZED_PARTS = 2
+"""Models of published quantized weights compute in bfloat16 or float16."""
 
 
 class KernelLinear(nn.Module):
@@ -57,7 +62,7 @@ def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.
     `packable_dtypes`."""
     if not has_kernel_layers(dtype):
         return OneDnnLinear(weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype))
-    return KernelLinear(next(_packed_one_by_one([_Source.of(weight, None)], MappedFiles())), bias)
+    return KernelLinear(next(_packed_one_by_one([_Source.of(weight, None, is_exact=True)], MappedFiles())), bias)
 
 
 def pack_linear_layers(
@@ -65,13 +70,16 @@ def pack_linear_layers(
     dtype: torch.dtype,
     is_included: Callable[[str], bool] = lambda name: True,
     precision_of: Callable[[str], Precision | None] = lambda name: None,
+    is_exact: Callable[[str], bool] = lambda name: True,
     embeddings: Mapping[str, float] = MappingProxyType({}),
 ) -> None:
     """Replaces the linear layers of a model that are on the CPU, in place. The new ones compute in `dtype`, one of
     `packable_dtypes`.
 
     `is_included`: returns whether to replace the layer of a name. The rest needs Raylens' kernels. `precision_of`:
-    returns the precision of the weight of a name, or None to keep the stored one. `embeddings`: by name, embeddings to
+    returns the precision of the weight of a name, or None to keep the stored one. `is_exact`: returns whether the layer
+    of a name computes in float32 on every processor. Others may round their inputs, as the library for AMX does, to the
+    bits that the weight's dtype has. `embeddings`: by name, embeddings to
     replace, too, with the factor of their rows. A layer and an embedding of the same weight share the packed one."""
     layers = {name: module for name, module in submodules(model) if is_included(name) and _is_packable(module)}
     if not has_kernel_layers(dtype):
@@ -82,7 +90,7 @@ def pack_linear_layers(
             model.set_submodule(name, packed_linear(linear.weight, linear.bias, dtype))
         return
     files = MappedFiles()
-    sources, all_names = _sources(model, [*layers, *embeddings], precision_of, files)
+    sources, all_names = _sources(model, [*layers, *embeddings], precision_of, is_exact, files)
     del layers  # each stored weight is freed as soon as it is packed
     for packed, names in zip(_packed_one_by_one(sources, files), all_names, strict=True):
         for name in names:
@@ -93,7 +101,11 @@ def pack_linear_layers(
 
 
 def _sources(
-    model: nn.Module, names: Iterable[str], precision_of: Callable[[str], Precision | None], files: MappedFiles
+    model: nn.Module,
+    names: Iterable[str],
+    precision_of: Callable[[str], Precision | None],
+    is_exact: Callable[[str], bool],
+    files: MappedFiles,
 ) -> tuple[list["_Source"], list[list[str]]]:
     """Returns the weights of the named modules, and for each the modules that share it."""
     places: dict[Any, list[str]] = {}
@@ -101,7 +113,7 @@ def _sources(
         places.setdefault(model.get_submodule(name).weight, []).append(name)
     sources = []
     for weight, sharing in places.items():
-        sources.append(_Source.of(weight, precision_of(sharing[0])))
+        sources.append(_Source.of(weight, precision_of(sharing[0]), is_exact=any(map(is_exact, sharing))))
         if isinstance(weight, torch.Tensor):
             files.release(weight)  # float32 was read, to see whether it is bfloat16
     return sources, list(places.values())
@@ -109,16 +121,23 @@ def _sources(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The numbers of a weight, and their layout when packed."""
+    """The numbers of a weight, and how they are packed."""
 
     weight: torch.Tensor | QuantizedWeight
     layout: WeightLayout
+    row_parts: int
 
     @classmethod
-    def of(cls, weight: torch.Tensor | QuantizedWeight, precision: Precision | None) -> "_Source":
+    def of(cls, weight: torch.Tensor | QuantizedWeight, precision: Precision | None, *, is_exact: bool) -> "_Source":
         if isinstance(weight, QuantizedWeight):
-            return cls(weight, weight.layout or WeightLayout(*weight.shape, "float32"))
-        return cls(weight.detach(), _layout(weight, precision))
+            layout = weight.layout or WeightLayout(*weight.shape, "float32")
+            return cls(weight, layout, EXACT if is_exact else _QUANTIZED_PARTS)
+        weight = weight.detach()
+        dtype = getattr(torch, precision) if precision == "bfloat16" or precision == "float16" else weight.dtype
+        if dtype == torch.bfloat16 and weight.shape[1] % UNIT:
+            weight = weight.to(dtype)  # its layout, float32, would keep the bits that are to go
+        parts = EXACT if is_exact else _ROW_PARTS.get(dtype, EXACT)
+        return cls(weight, _layout(weight, precision), parts)
 
     def write(self, library: KernelLibrary, packed: PackedWeight, start: int, stop: int) -> torch.Tensor | None:
         """Writes rows of the weight. Returns their memory if they were not read from a file just now."""
@@ -138,7 +157,7 @@ class _Source:
 
 def _layout(weight: torch.Tensor, precision: Precision | None) -> WeightLayout:
     out_features, in_features = weight.shape
-    if precision is None or (precision in _GROUP_SIZES and in_features % UNIT):
+    if precision is None or (precision != "float16" and in_features % UNIT):
         return WeightLayout.of(weight)
     return WeightLayout(out_features, in_features, precision, _GROUP_SIZES.get(precision, 0))
 
@@ -151,7 +170,10 @@ def _packed_one_by_one(sources: list[_Source], files: MappedFiles) -> Iterator[P
     with told_progress(), tqdm(total=sum(sizes), desc="Packing weights", unit="B", unit_scale=True) as bar:
         for size in sizes:
             source = sources.pop(0)
-            packed, num_rows = PackedWeight(library, source.layout, pages), source.layout.out_features
+            packed, num_rows = (
+                PackedWeight(library, source.layout, pages, row_parts=source.row_parts),
+                source.layout.out_features,
+            )
             for start in range(0, num_rows, ROWS_AT_ONCE):
                 stop = min(start + ROWS_AT_ONCE, num_rows)
                 with on_all_cores():
@@ -167,6 +189,20 @@ def _is_packable(module: Any) -> TypeGuard[nn.Linear | QuantizedLinear]:
     if type(module) is QuantizedLinear:
         return True
     return type(module) is nn.Linear and module.weight.device.type == "cpu" and module.weight.dtype in DTYPES
+
+
+@contextmanager
+def exact_products(model: nn.Module) -> Iterator[None]:
+    """Lets the packed layers of a model compute in float32, whatever they may round."""
+    weights = {module.packed_weight for module in model.modules() if isinstance(module, KernelLinear)}
+    parts = [(weight, weight.row_parts) for weight in weights]
+    try:
+        for weight in weights:
+            weight.row_parts = EXACT
+        yield
+    finally:
+        for weight, own in parts:
+            weight.row_parts = own
 
 
 def has_kernel_layers(dtype: torch.dtype) -> bool:

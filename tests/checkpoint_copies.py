@@ -12,9 +12,7 @@ def copy_checkpoint(source: str, folder: Path, rename: Callable[[str], str | Non
 
     Asserts that this changed something.
     """
-    for file in Path(source).iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    weights = load_file(folder / "model.safetensors")
+    weights = _copy_files(source, folder)
     renamed: dict[str, torch.Tensor] = {}
     for name, value in weights.items():
         if (new_name := rename(name)) is not None:
@@ -22,3 +20,18 @@ def copy_checkpoint(source: str, folder: Path, rename: Callable[[str], str | Non
     assert renamed.keys() != weights.keys()
     save_file(renamed, folder / "model.safetensors", {"format": "pt"})
     return str(folder)
+
+
+def copy_in_dtype(source: str, folder: Path, dtype: torch.dtype) -> str:
+    """Copies `source` into `folder` with its weights in another dtype."""
+    weights = _copy_files(source, folder)
+    converted = {name: value.to(dtype) if value.is_floating_point() else value for name, value in weights.items()}
+    save_file(converted, folder / "model.safetensors", {"format": "pt"})
+    return str(folder)
+
+
+def _copy_files(source: str, folder: Path) -> dict[str, torch.Tensor]:
+    """Returns the copied weights."""
+    for file in Path(source).iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return load_file(folder / "model.safetensors")

@@ -99,7 +99,7 @@ struct StepRows {
 
 // A layer's buffers for the step's rows, of different widths.
 struct LayerRows {
-  float *normed, *grouped, *queries, *keys, *values, *attended, *inner;
+  float *normed, *queries, *keys, *values, *attended, *inner;
 };
 
 struct DecoderStep {
@@ -109,7 +109,6 @@ struct DecoderStep {
   int threads;
   float* hidden = step.hidden;
   int64_t num_tokens = chunks.num_tokens;
-  RowGroups groups{num_tokens};
   LayerRows rows = {};
   float* turns = nullptr;
   Upcoming upcoming = {};
@@ -148,13 +147,12 @@ struct DecoderStep {
     static thread_local Scratch scratch;
     int64_t size = decoder.hidden_size;
     const PackedWeight& weight = *decoder.head.weight;
-    RowGroups groups{step.num_logits};
-    float* rows = scratch.floats(2 * step.num_logits * size);
+    float* rows = scratch.floats(step.num_logits * size);
     for (int64_t i = 0; i < step.num_logits; i++)
       std::copy_n(hidden + step.logits_rows[i] * size, size, rows + i * size);
-    const float* x = in_groups(groups, rows, size, rows + step.num_logits * size, threads);
+    Input input = input_of(step.num_logits, rows, size, {&weight}, threads);
     Output output{step.logits, weight.rows_out, decoder.head.bias, Then::kStore};
-    product_of_groups(weight, groups, x, output, threads);
+    whole_product(weight, input, output, threads);
   }
 
   // Returns whether the ropes' tables hold all positions.
@@ -175,10 +173,9 @@ struct DecoderStep {
     auto width = [](const Linear& linear) { return padded(linear.weight->rows_out); };
     int64_t hidden = padded(decoder.hidden_size), queries = width(layer.query), keys = width(layer.key);
     int64_t values = width(layer.value), attended = padded(layer.output.weight->num_k), inner = width(layer.gate);
-    int64_t widest = std::max({hidden, attended, inner});
-    float* room = scratch.floats(num_tokens * (hidden + widest + queries + keys + values + attended + inner));
+    float* room = scratch.floats(num_tokens * (hidden + queries + keys + values + attended + inner));
     auto take = [&](int64_t size) { return std::exchange(room, room + num_tokens * size); };
-    rows = {take(hidden), take(widest), take(queries), take(keys), take(values), take(attended), take(inner)};
+    rows = {take(hidden), take(queries), take(keys), take(values), take(attended), take(inner)};
   }
 
   // Returns whether any of the rows [first, end) is wanted.
@@ -192,7 +189,6 @@ struct DecoderStep {
   void keep_wanted_rows(const DecoderLayer& layer) {
     int64_t size = decoder.hidden_size, attended = layer.output.weight->num_k;
     num_tokens = step.num_logits;
-    groups = RowGroups{num_tokens};
     for (int64_t i = 0; i < num_tokens; i++) {  // rows only move forward, so none overwrites a later one
       std::copy_n(hidden + step.logits_rows[i] * size, size, hidden + i * size);
       std::copy_n(rows.attended + step.logits_rows[i] * attended, attended, rows.attended + i * attended);
@@ -209,8 +205,8 @@ struct DecoderStep {
   AttentionArguments project(const DecoderLayer& layer) {
     const LayerCache& cache = *layer.cache;
     int64_t key_dim = cache.key_dim, heads = decoder.heads;
-    const float* x = normed_groups(layer.input_norm);
-    products(x, {{layer.query, rows.queries}, {layer.key, rows.keys}, {layer.value, rows.values}});
+    Input input = normed(layer.input_norm, {layer.query.weight, layer.key.weight, layer.value.weight});
+    products(input, {{layer.query, rows.queries}, {layer.key, rows.keys}, {layer.value, rows.values}});
     int64_t turned = decoder.ropes[layer.rope].dim;
     const float* own_turns = turns;  // of the layer's rope, for all tokens
     for (int64_t i = 0; i < layer.rope; i++) own_turns += num_tokens * 2 * decoder.ropes[i].dim;
@@ -239,7 +235,7 @@ struct DecoderStep {
     static thread_local std::vector<const char*> pieces;
     pieces.clear();
     upcoming = {};
-    if (groups.count <= threads) return;
+    if (RowGroups{num_tokens}.count <= threads) return;
     const LayerCache& cache = *layer.cache;
     auto add = [&](const float* data, int64_t head, int64_t slot, int64_t dim) {
       auto* from = reinterpret_cast<const char*>(data + (head * cache.num_slots + slot) * padded(dim));
@@ -260,16 +256,16 @@ struct DecoderStep {
   }
 
   void mlp(const DecoderLayer& layer) {
-    const float* x = normed_groups(layer.mlp_input_norm);
-    inner_rows({layer.gate, layer.up, layer.down, decoder.activation}, groups, x, rows.inner, threads, upcoming);
+    Input input = normed(layer.mlp_input_norm, {layer.gate.weight, layer.up.weight});
+    inner_rows({layer.gate, layer.up, layer.down, decoder.activation}, input, rows.inner, threads, upcoming);
     add_product(rows.inner, layer.down, layer.mlp_norm);
   }
 
-  // Returns the normed hidden states in groups of rows.
-  const float* normed_groups(const Norm& norm) {
+  // Returns the normed hidden states for products with `weights`.
+  Input normed(const Norm& norm, std::initializer_list<const PackedWeight*> weights) {
     int64_t size = decoder.hidden_size;
     each_row([&](int64_t row) { norm.apply(hidden + row * size, size, rows.normed + row * size); });
-    return in_groups(groups, rows.normed, size, rows.grouped, threads);
+    return input_of(num_tokens, rows.normed, size, weights, threads);
   }
 
   struct Product {
@@ -279,30 +275,30 @@ struct DecoderStep {
 
   // Computes several products with the same rows.
   template <size_t N>
-  void products(const float* x, const Product (&all)[N]) {
+  void products(const Input& input, const Product (&all)[N]) {
     int64_t ends[N], total = 0;
     Output outputs[N];
     for (size_t i = 0; i < N; i++) {
       const PackedWeight& weight = *all[i].linear.weight;
       ends[i] = total += num_panels(weight.rows_out);
       outputs[i] = {all[i].y, weight.rows_out, all[i].linear.bias, Then::kStore};
-      outputs[i].upcoming = upcoming.take(weight, groups.count);
+      outputs[i].upcoming = upcoming.take(weight, input.groups.count);
     }
     each_part(total, threads, [&](int64_t from, int64_t to) {
       for (size_t i = 0; i < N; i++) {
         int64_t start = i == 0 ? 0 : ends[i - 1], first = std::max(from, start), end = std::min(to, ends[i]);
-        if (first < end) product_of_panels(*all[i].linear.weight, first - start, end - start, groups, x, outputs[i]);
+        if (first < end) product_of_panels(*all[i].linear.weight, first - start, end - start, input, outputs[i]);
       }
     });
   }
 
   // hidden += linear(x), or hidden += norm(linear(x)) with a norm.
   void add_product(const float* x, const Linear& linear, const Norm& norm) {
-    x = in_groups(groups, x, linear.weight->num_k, rows.grouped, threads);
+    Input input = input_of(num_tokens, x, linear.weight->num_k, {linear.weight}, threads);
     int64_t size = decoder.hidden_size;
     Output output{norm ? rows.normed : hidden, size, linear.bias, norm ? Then::kStore : Then::kAdd};
-    output.upcoming = upcoming.take(*linear.weight, groups.count);
-    product_of_groups(*linear.weight, groups, x, output, threads);
+    output.upcoming = upcoming.take(*linear.weight, input.groups.count);
+    whole_product(*linear.weight, input, output, threads);
     if (norm) each_row([&](int64_t row) { norm.apply<true>(rows.normed + row * size, size, hidden + row * size); });
   }
 

@@ -1,13 +1,14 @@
 // y = x w^T + bias with a packed weight.
 //
 // Each output is the sum over k in ascending order, for any number of rows. A row of y is thus bit-identical in any
-// batch, and the same with a quantized weight as with its numbers in float32.
+// batch, and the same with a quantized weight as with its numbers in float32. (With AMX, tile_product.h says in which
+// order it is.)
 #pragma once
 #include <algorithm>
 #include <type_traits>
 
-#include "activation.h"
-#include "packed_weight.h"
+#include "product_output.h"
+#include "tile_product.h"
 
 // Calls action(std::integral_constant<int, count>) for a count in [1, kRows].
 template <class Action, int R = kRows>
@@ -55,34 +56,6 @@ RAYLENS_INLINE void accumulate(const Read& reader, const char* units, const floa
   }
 }
 
-// The number of k for one piece of upcoming memory, with a line prefetched for each.
-constexpr int kPiece = 64;
-
-// Memory that is needed after a product, in pieces of kPiece lines. A product of several groups is compute-bound, so it
-// prefetches the pieces meanwhile: `per_group` of them in each group of a panel.
-struct Upcoming {
-  const char* const* pieces = nullptr;
-  int64_t count = 0;
-
-  // Returns the piece for the part of a product that starts at `k`, or null.
-  const char* piece(const PackedWeight& weight, int64_t panel_group, int64_t k) const {
-    int64_t index = panel_group * per_group(weight) + k / kPiece;
-    return index < count && k / kPiece < per_group(weight) ? pieces[index] : nullptr;
-  }
-
-  // Removes and returns the pieces that a product with `weight` prefetches.
-  Upcoming take(const PackedWeight& weight, int64_t num_groups) {
-    int64_t taken = num_groups > 1 ? std::min(count, num_panels(weight.rows_out) * num_groups * per_group(weight)) : 0;
-    Upcoming own{pieces, taken};
-    pieces += taken;
-    count -= taken;
-    return own;
-  }
-
- private:
-  static int64_t per_group(const PackedWeight& weight) { return weight.num_k / kPiece; }
-};
-
 // Rows of x in the product's reading order: groups of up to kRows rows, of about equal size; in a group, for each k,
 // the rows' consecutive elements. (Rows at a distance of a power of two would compete for the same cache lines.)
 struct RowGroups {
@@ -101,49 +74,6 @@ struct RowGroups {
     });
   }
 };
-
-// Two vectors of a row of y, of which `columns` numbers exist.
-RAYLENS_INLINE void load_columns(const float* from, int columns, Vec (&to)[2]) {
-  float room[kPanel] = {};
-  if (columns < kPanel) from = std::copy(from, from + columns, room) - columns;
-  for (int half = 0; half < 2; half++) to[half] = load(from + half * kLanes);
-}
-
-RAYLENS_INLINE void store_columns(float* to, int columns, const Vec (&from)[2]) {
-  float room[kPanel];
-  float* whole = columns < kPanel ? room : to;
-  for (int half = 0; half < 2; half++) store(whole + half * kLanes, from[half]);
-  if (columns < kPanel) std::copy(room, room + columns, to);
-}
-
-// The use of a product's columns.
-enum class Then {
-  kStore,     // y = product
-  kAdd,       // y += product
-  kActivate,  // y = activation(product)
-  kGate,      // y = activation(y) * product, where y holds the product with the gate's weight
-};
-
-struct Output {
-  float* y;           // (num_rows, stride)
-  int64_t stride;     // numbers between two rows
-  const float* bias;  // (rows_out,) or null
-  Then then;
-  Activation activation = Activation::kSilu;
-  Upcoming upcoming = {};
-};
-
-// Finishes a row's columns of a product and stores them.
-RAYLENS_INLINE void finish_columns(const Output& output, float* to, int columns, Vec (&product)[2]) {
-  Vec old[2];
-  if (output.then == Then::kAdd || output.then == Then::kGate) load_columns(to, columns, old);
-  for (int half = 0; half < 2; half++) {
-    if (output.then == Then::kAdd) product[half] += old[half];
-    if (output.then == Then::kActivate) product[half] = activate(output.activation, product[half]);
-    if (output.then == Then::kGate) product[half] *= activate(output.activation, old[half]);
-  }
-  store_columns(to, columns, product);
-}
 
 // The number of k that a product of several groups takes at a time: this part of a panel stays in the cache for all
 // groups.
@@ -235,7 +165,7 @@ struct PanelProduct {
     }
   }
 
-  // Adds [k, end) of the panel, whose units of one k each are at `part`. Each group prefetches a piece of `ahead`: an
+  // Adds [k, end) of the panel, whose units are at `part`. Each group prefetches a piece of `ahead`: an
   // address and a size in bytes.
   template <class Read>
   void run_part(const void* part, int64_t k, int64_t end, Ahead ahead, float* partial) const {
@@ -251,7 +181,7 @@ struct PanelProduct {
         Ahead far{ahead.next + ahead.step * group / groups.count, ahead.step / num_k / groups.count};
         for (int from = 0; from < num_k; from += kPiece, far.next += kPiece * far.step) {
           int some = std::min(kPiece, num_k - from);
-          const char* from_units = static_cast<const char*>(part) + from * Read::kUnitBytes;
+          const char* from_units = static_cast<const char*>(part) + from / Read::kUnit * Read::kUnitBytes;
           const char* piece = output.upcoming.piece(weight, panel * groups.count + group, k + from);
           if (piece != nullptr)
             accumulate<R, 1, 1, 1>(Read(), from_units, own + from * R, 1, R, some, far, sums, piece);
@@ -277,16 +207,65 @@ struct PanelProduct {
   }
 };
 
+// Rows of x in the reading orders of a product's weights.
+struct Input {
+  RowGroups groups;
+  const float* x = nullptr;  // holds `groups`
+#if defined(__AMX_BF16__)
+  RowTiles tiles = {};
+  const uint16_t* tiled = nullptr;  // holds `tiles`
+#endif
+};
+
+// Returns rows of x, (num_rows, num_k), for products with `weights`, of which some may be null. The result is valid
+// until the thread's next call.
+inline Input input_of(int64_t num_rows, const float* x, int64_t num_k,
+                      std::initializer_list<const PackedWeight*> weights, int threads) {
+  static thread_local Scratch groups_scratch;
+  Input input{{num_rows}, x};
+  auto any = [&](bool tiled) {
+    return std::any_of(weights.begin(), weights.end(), [&](auto* one) { return one && reads_tiles(*one) == tiled; });
+  };
+  auto each_group = [&](int64_t count, const auto& copy) {
+    pool().run(count > 4 ? threads : 1, static_cast<int>(count), copy);
+  };
+  if (num_rows > 1 && any(false)) {
+    float* room = groups_scratch.floats(num_rows * num_k);
+    each_group(input.groups.count, [&](int group) { input.groups.copy(group, x, num_k, room); });
+    input.x = room;
+  }
+#if defined(__AMX_BF16__)
+  if (num_rows > 0 && any(true)) {
+    static thread_local Scratch tiles_scratch;
+    int64_t parts = 1;
+    for (auto* one : weights)
+      if (one != nullptr) parts = std::max(parts, one->row_parts);
+    const RowTiles& tiles = input.tiles = {num_rows, num_k, parts};
+    auto* room = reinterpret_cast<uint16_t*>(tiles_scratch.floats(tiles.count * tiles.group_numbers() / 2));
+    each_group(tiles.count, [&](int group) { tiles.write(group, x, room); });
+    input.tiled = room;
+  }
+#endif
+  return input;
+}
+
 // Computes the panels [from, to) for all rows.
-inline void product_of_panels(const PackedWeight& weight, int64_t from, int64_t to, const RowGroups& groups,
-                              const float* x, const Output& output) {
+inline void product_of_panels(const PackedWeight& weight, int64_t from, int64_t to, const Input& input,
+                              const Output& output) {
+  const RowGroups& groups = input.groups;
   with_reader(weight, [&](auto* reader) {
     typedef std::remove_pointer_t<decltype(reader)> Read;
+#if defined(__AMX_BF16__)
+    if constexpr (std::is_same_v<Read, Floats> || std::is_same_v<Read, Reader<Float16, 0>>) {
+    } else if (reads_tiles(weight)) {
+      return TileProduct{weight, input.tiles, input.tiled, output}.template run<Read>(from, to);
+    }
+#endif
     int64_t panel = from;
     if constexpr (Read::kHeader > 0)
       for (; groups.num_rows == 1 && panel + 1 < to; panel += 2)
-        PanelProduct{weight, panel, groups, x, output}.template run_pair<Read>();
-    for (; panel < to; panel++) PanelProduct{weight, panel, groups, x, output}.template run<Read>();
+        PanelProduct{weight, panel, groups, input.x, output}.template run_pair<Read>();
+    for (; panel < to; panel++) PanelProduct{weight, panel, groups, input.x, output}.template run<Read>();
   });
 }
 
@@ -297,32 +276,22 @@ void each_part(int64_t panels, int threads, const Part& part) {
   pool().run(threads, static_cast<int>(parts), [&](int i) { part(panels * i / parts, panels * (i + 1) / parts); });
 }
 
-// Computes all columns for all rows. `x` holds `groups`.
-inline void product_of_groups(const PackedWeight& weight, const RowGroups& groups, const float* x, const Output& output,
-                              int threads) {
+// Computes all columns for all rows.
+inline void whole_product(const PackedWeight& weight, const Input& input, const Output& output, int threads) {
   each_part(num_panels(weight.rows_out), threads,
-            [&](int64_t from, int64_t to) { product_of_panels(weight, from, to, groups, x, output); });
-}
-
-// Returns rows of x, (num_rows, num_k), in groups, copied to `room`; a single row is returned unchanged.
-inline const float* in_groups(const RowGroups& groups, const float* x, int64_t num_k, float* room, int threads) {
-  if (groups.num_rows <= 1) return x;
-  auto copy = [&](int group) { groups.copy(group, x, num_k, room); };
-  pool().run(groups.count > 4 ? threads : 1, static_cast<int>(groups.count), copy);
-  return room;
+            [&](int64_t from, int64_t to) { product_of_panels(weight, from, to, input, output); });
 }
 
 // Products take so many rows at a time, so that their temporary memory is small and stays in a cache.
 constexpr int64_t kRowsAtOnce = 256;
 RAYLENS_EXPORT int64_t raylens_rows_at_once() { return kRowsAtOnce; }
 
-// y = x w^T + bias. x: (num_rows, num_k), y: (num_rows, rows_out), bias: (rows_out,) or null. With more than one row,
-// `room` has space for up to kRowsAtOnce rows of x.
+// y = x w^T + bias. x: (num_rows, num_k), y: (num_rows, rows_out), bias: (rows_out,) or null.
 RAYLENS_EXPORT void raylens_product(const PackedWeight& weight, int64_t num_rows, const float* x, const float* bias,
-                                    float* y, float* room, int threads) {
+                                    float* y, int threads) {
   for (int64_t row = 0; row < num_rows; row += kRowsAtOnce) {
-    RowGroups groups{std::min(kRowsAtOnce, num_rows - row)};
-    const float* own = in_groups(groups, x + row * weight.num_k, weight.num_k, room, threads);
-    product_of_groups(weight, groups, own, {y + row * weight.rows_out, weight.rows_out, bias, Then::kStore}, threads);
+    Input input =
+        input_of(std::min(kRowsAtOnce, num_rows - row), x + row * weight.num_k, weight.num_k, {&weight}, threads);
+    whole_product(weight, input, {y + row * weight.rows_out, weight.rows_out, bias, Then::kStore}, threads);
   }
 }

@@ -12,12 +12,13 @@
 #include "weight_forms.h"
 
 // Mirrors `_PackedWeight` in packed_weight.py. `group`: 0 in a weight that is not quantized; else a multiple of 4, as
-// is `num_k`.
+// is `num_k`. `num_k` is also a multiple of a form's kUnit.
 struct PackedWeight {
   const char* panels;
   int64_t rows_out, num_k;  // out_features, in_features
   Form form;
   int64_t group, has_zeros;
+  int64_t row_parts;  // the numbers of bfloat16 that may stand for a number of x: 1 to 3, of which 3 are exact
 };
 
 inline int64_t num_panels(int64_t columns) { return (columns + kPanel - 1) / kPanel; }

@@ -75,20 +75,19 @@ struct Float32 {
   static void put(Number number, int, int column, char* unit) { std::memcpy(unit + 4 * column, &number, 4); }
 };
 
-// A float32 without its lower 16 bits. Column c of a panel's first half and of its second half share the four bytes at
-// c.
+// A float32 without its lower 16 bits. The four bytes at a column hold its numbers for two k.
 struct Bfloat16 {
   typedef uint16_t Number;
-  static constexpr int kUnit = 1, kUnitBytes = 2 * kPanel;
-  static constexpr int kUnitsAhead = 32;
+  static constexpr int kUnit = 2, kUnitBytes = 4 * kPanel;
+  static constexpr int kUnitsAhead = 16;
   static RAYLENS_INLINE void load(const char* from, Vec (&to)[kUnit][2]) {
-    UintVec both = load_as<UintVec>(from);
-    to[0][0] = (Vec)(both << 16);
-    to[0][1] = (Vec)(both & 0xffff0000u);
+    for (int half = 0; half < 2; half++) {
+      UintVec both = load_as<UintVec>(from + half * kUnitBytes / 2);
+      to[0][half] = (Vec)(both << 16);
+      to[1][half] = (Vec)(both & 0xffff0000u);
+    }
   }
-  static void put(Number number, int, int column, char* unit) {
-    std::memcpy(unit + 2 * (column < kLanes ? 2 * column : 2 * (column - kLanes) + 1), &number, 2);
-  }
+  static void put(Number number, int k, int column, char* unit) { std::memcpy(unit + 4 * column + 2 * k, &number, 2); }
 };
 
 struct Float16 {
@@ -138,7 +137,7 @@ struct Int4 {
   static constexpr int kUnit = 4, kUnitBytes = 2 * kPanel;
   static constexpr int kUnitsAhead = 80;
   static constexpr int kOffset = 8, kHighest = 7;
-  static constexpr int place(int k, int half) { return 2 * k + half; }
+  static constexpr int place(int k, int half) { return 4 * (k % 2) + 2 * (k / 2) + half; }
   static RAYLENS_INLINE void load(const char* from, Vec (&to)[kUnit][2]) {
     UintVec all = load_as<UintVec>(from);
     for (int k = 0; k < kUnit; k++)

@@ -176,4 +176,4 @@ def part_config(config: AppConfig, part: VisionPartConfig) -> "PartConfig":
     linear = config.encode.linear
     if linear == "auto":
         linear = "packed" if device == "cpu" and dtype in packable_dtypes() else "plain"
-    return PartConfig(dtype, device, linear)
+    return PartConfig(dtype, device, linear, exact=config.is_exact(part.dtype))

@@ -93,6 +93,7 @@ class Generate(Replica):
             model=config.model,
             revision=config.revision,
             dtype=config.dtype_name(config.generate_device),
+            exact=config.is_exact(),
             device=config.generate_device,
             gpu_share=config.generate.gpu_share,
             reserved_bytes=reserved_bytes,

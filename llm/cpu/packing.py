@@ -36,8 +36,11 @@ def pack_language_half(
             return config.quantization
         return None if config.dtype == "float32" or not has_kernel_layers(dtype) else config.dtype
 
+    def is_exact(name: str) -> bool:
+        return config.exact or name in heads or _is_router(name)  # the last ones, and few: they cost little
+
     embeddings = dict(_embeddings(model)) if has_kernel_layers(dtype) and not is_divided else {}
-    pack_linear_layers(model, dtype, is_outside_indexers, precision_of, embeddings)
+    pack_linear_layers(model, dtype, is_outside_indexers, precision_of, is_exact, embeddings)
 
 
 def _is_router(name: str) -> bool:

@@ -6,7 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raylens.cpu_kernels.library import KernelLibrary
-from tests.cpu_kernels.packing import pack
+from raylens.cpu_kernels.packed_weight import UNIT
+from tests.cpu_kernels.packing import is_product, pack
 
 EVERY_LIBRARY = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -22,7 +23,7 @@ def shifted(rows: torch.Tensor, offset: int) -> torch.Tensor:
 sizes = st.tuples(
     st.integers(0, 40) | st.sampled_from([255, 256, 257, 600]),
     st.integers(1, 80),
-    st.integers(1, 100) | st.integers(1020, 1030),
+    st.integers(1, 100) | st.integers(1020, 1030) | st.sampled_from([1536, 1540, 3104]),
 )
 
 
@@ -41,15 +42,22 @@ def test_products_of_any_size(
         weight = weight.bfloat16().float()
     packed, rows = pack(library, weight), shifted(rows, offset)
     product = packed.product(rows, bias)
-    expected = torch.nn.functional.linear(rows.double(), weight.double(), None if bias is None else bias.double())
-    # How far a sum may round depends on the sizes of its terms, not on how large it is in the end.
-    sizes_of_terms = torch.nn.functional.linear(rows.abs().double(), weight.abs().double())
-    if bias is not None:
-        sizes_of_terms += bias.abs()
-    assert ((product - expected).abs() <= 8 * 2**-24 * sizes_of_terms).all()
-    assert packed.layout.form == ("bfloat16" if is_short else "float32")
+    assert is_product(product, rows, weight, bias)
+    assert packed.layout.form == ("bfloat16" if is_short and num_k % UNIT == 0 else "float32")
     for row in range(0, num_rows, 1 + num_rows // 40):
         assert torch.equal(packed.product(rows[row], bias), product[row])
+
+
+@EVERY_LIBRARY
+@given(num_rows=sizes.map(lambda sizes: sizes[0]), parts=st.sampled_from([1, 2]), seed=st.integers(0, 2**32))
+def test_rows_may_be_rounded(library: KernelLibrary, num_rows: int, parts: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight, rows = (torch.randn(count, 136, generator=generator) for count in (70, num_rows))
+    weight = weight.bfloat16().float()
+    product = pack(library, weight, row_parts=parts).product(rows, None)
+    upper = (rows.view(torch.int32) & -65536).view(torch.float32)
+    rounded = rows.bfloat16().float() if parts == 1 else upper + (rows - upper).bfloat16().float()
+    assert is_product(product, rounded if library.build == "amx" else rows, weight, None)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 5])

@@ -1,4 +1,6 @@
-"""Weights of fewer bits: each number is exact, and a product is bit-identical to that of the numbers in float32."""
+"""Weights of fewer bits: each number is exact, and a product is bit-identical to that of the numbers in float32.
+
+With AMX, which has another order of sums than float32's products, it differs by rounding."""
 
 import pytest
 import torch
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from raylens.cpu_kernels.library import KernelLibrary
 from raylens.cpu_kernels.packed_weight import Form, QuantizedRows, WeightLayout
-from tests.cpu_kernels.packing import pack, pack_quantized
+from tests.cpu_kernels.packing import is_product, pack, pack_quantized
 from tests.cpu_kernels.test_product import EVERY_LIBRARY
 
 NUM_ROWS = st.sampled_from([0, 1, 2, 3, 5, 6, 7, 8, 9, 17, 257])
@@ -70,7 +72,11 @@ def test_a_quantized_weight_gives_what_its_numbers_in_float32_give(
     assert torch.equal(packed.rows(all_rows(layout), 0.3), numbers * 0.3)
     floats = pack(library, numbers, WeightLayout(columns, num_k, "float32"))
     x = torch.randn(num_rows, num_k, generator=torch.Generator().manual_seed(seed))
-    assert torch.equal(packed.product(x, None), floats.product(x, None))
+    product = packed.product(x, None)
+    is_equal = torch.equal(product, floats.product(x, None))
+    assert is_equal or (library.build == "amx" and is_product(product, x, numbers, None))
+    for row in range(0, num_rows, 1 + num_rows // 8):
+        assert torch.equal(packed.product(x[row], None), product[row])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -92,16 +98,21 @@ def test_every_number_of_float8_is_exact(library: KernelLibrary) -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 7, 40])
 def test_a_weight_of_16_bits_gives_what_it_gives_in_float32(library: KernelLibrary, num_rows: int) -> None:
-    x = torch.randn(num_rows, 130)
+    x = torch.randn(num_rows, 132)
     for dtype in (torch.bfloat16, torch.float16):
-        weight = torch.randn(75, 130).to(dtype)
-        long = pack(library, weight.float(), WeightLayout(75, 130, "float32"))
-        assert torch.equal(pack(library, weight).product(x, None), long.product(x, None))
+        weight = torch.randn(75, 132).to(dtype)
+        product = pack(library, weight).product(x, None)
+        if library.build != "amx" or dtype == torch.float16:
+            assert torch.equal(
+                product, pack(library, weight.float(), WeightLayout(75, 132, "float32")).product(x, None)
+            )
+        assert is_product(product, x, weight.float(), None)
 
 
 def test_a_weight_is_as_short_as_its_numbers_allow() -> None:
     weight = torch.ones(4, 4)
     assert WeightLayout.of(weight).form == "bfloat16"
+    assert WeightLayout.of(torch.ones(4, 5)).form == WeightLayout.of(torch.ones(4, 5).bfloat16()).form == "float32"
     weight[2, 3] = 1 + 2**-9
     assert WeightLayout.of(weight).form == "float32"
     assert WeightLayout.of(weight.half()).form == "float16"

@@ -290,9 +290,6 @@ def test_tokens_named_by_id_have_their_logprobs(app_url: str, path: str) -> None
 @pytest.mark.parametrize("path", LIMITS)
 def test_events_of_several_tokens(app_url: str, path: str) -> None:
     assert text_of(app_url, path, temperature=0, stream_interval=5) == text_of(app_url, path, temperature=0)
-    single, longer = (
-        [event for event in events(app_url, path, temperature=0, stream_interval=number) if _piece(event)]
-        for number in (1, 5)
-    )
-    assert 0 < len(longer) < len(single)
+    longer = [event for event in events(app_url, path, temperature=0, stream_interval=5) if _piece(event)]
+    assert 0 < len(longer) <= 3  # of 12 tokens
     assert refusal(app_url, path, stream_interval=0)[0] == "stream_interval"

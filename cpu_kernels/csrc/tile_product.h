@@ -1,0 +1,358 @@
+// y = x w^T + bias by the processor's matrix unit (AMX), for weights whose numbers bfloat16 holds.
+//
+// x is split into numbers of bfloat16: into three, whose sum is exact, or into fewer, of which the last is rounded. The
+// unit multiplies tiles of up to 16 rows of x, 32 k each, with tiles of 16 columns of the weight, 32 k each, and adds
+// the products in float32 (Intel, "Architecture Instruction Set Extensions Programming Reference", TDPBF16PS). Only k
+// determines the order of the sums, so that a row of y is bit-identical in any batch.
+#pragma once
+#include <initializer_list>
+
+#include "product_output.h"
+
+#if defined(__AMX_BF16__)
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+constexpr int64_t kTileRows = 16, kTileK = 32;
+
+// Rows of x as tiles: in groups of up to kTileRows rows, of about equal size. A group has a tile for each step of
+// kTileK and each part of the split.
+struct RowTiles {
+  int64_t num_rows, num_k, parts;
+  int64_t count = (num_rows + kTileRows - 1) / kTileRows, size = count > 0 ? (num_rows + count - 1) / count : 0;
+  int64_t steps = (num_k + kTileK - 1) / kTileK;
+
+  int64_t tile_numbers() const { return size * kTileK; }
+  int64_t group_numbers() const { return steps * parts * tile_numbers(); }
+  int64_t first(int64_t group) const { return std::min(group * size, num_rows); }
+
+  // Writes the tiles of a group of `x`, (num_rows, num_k). Rows that a last group lacks stay as they are.
+  void write(int64_t group, const float* x, uint16_t* tiles) const {
+    uint16_t* to = tiles + group * group_numbers();
+    for (int64_t row = first(group); row < first(group + 1); row++, to += kTileK)
+      for (int64_t k = 0; k < num_k; k += kLanes) {
+        auto mask = static_cast<__mmask16>(num_k - k >= kLanes ? 0xffff : (1 << (num_k - k)) - 1);
+        uint16_t* tile = to + k / kTileK * parts * tile_numbers() + k % kTileK;
+        split((UintVec)_mm512_maskz_loadu_ps(mask, x + row * num_k + k), tile);
+        if (k + kLanes >= num_k && k % kTileK == 0)
+          for (int64_t part = 0; part < parts; part++) put(tile + part * tile_numbers() + kLanes, UintVec{});
+      }
+  }
+
+ private:
+  static void put(uint16_t* to, UintVec bits) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16((__m512i)(bits >> 16)));
+  }
+
+  void split(UintVec bits, uint16_t* to) const {
+    for (int64_t part = 0; part < parts; part++, to += tile_numbers()) {
+      // The last part is rounded to the nearest number. Of three, it has no more bits than bfloat16 holds.
+      UintVec upper = part + 1 < parts ? bits & 0xffff0000u : bits + (0x7fff + (bits >> 16 & 1));
+      put(to, upper);
+      bits = (UintVec)((Vec)bits - (Vec)upper);
+    }
+  }
+};
+
+// Returns whether products with a weight read x as tiles.
+inline bool reads_tiles(const PackedWeight& weight) {
+  bool is_whole = weight.group == 0 || weight.group % kTileK == 0 || weight.group >= weight.num_k;
+  return weight.form != Form::kFloat32 && weight.form != Form::kFloat16 && is_whole;
+}
+
+// Sets the thread's tile registers: 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 the weight.
+class TileRegisters {
+ public:
+  explicit TileRegisters(int64_t rows) {
+    struct alignas(64) {
+      uint8_t palette = 1, start_row = 0, reserved[14] = {};
+      uint16_t row_bytes[16] = {};
+      uint8_t rows[16] = {};
+    } settings;
+    for (int tile = 0; tile < 8; tile++) {
+      settings.row_bytes[tile] = 64;
+      settings.rows[tile] = static_cast<uint8_t>(tile < 6 ? rows : kTileRows);
+    }
+    _tile_loadconfig(&settings);
+  }
+  TileRegisters(const TileRegisters&) = delete;
+  ~TileRegisters() { _tile_release(); }
+};
+
+// The numbers of a group of a quantized weight as tiles hold them, without their scales: for each pair of k, kPanel
+// columns of two numbers of bfloat16.
+template <class Read>
+struct TileNumbers {
+  Vec zero[2];
+
+  explicit TileNumbers(const float* header) {
+    for (int half = 0; half < 2; half++) zero[half] = Read::kHeader > 1 ? load(header + kPanel + half * kLanes) : Vec{};
+  }
+
+  RAYLENS_INLINE void write(const char* unit, UintVec (&to)[Read::kUnit / 2][2]) const {
+    Vec numbers[Read::kUnit][2];
+    Read::Stored::load(unit, numbers);
+    for (int k = 0; k < Read::kUnit; k += 2)
+      for (int half = 0; half < 2; half++) {
+        UintVec even = (UintVec)(numbers[k][half] - zero[half]), odd = (UintVec)(numbers[k + 1][half] - zero[half]);
+        to[k / 2][half] = even >> 16 | (odd & 0xffff0000u);
+      }
+  }
+};
+
+// Four bits are looked up in a table of the numbers from -16 to 15.
+template <int HEADER>
+struct TileNumbers<Reader<Int4, HEADER>> {
+  __m512i table, offset[2];
+
+  explicit TileNumbers(const float* header) {
+    alignas(64) uint16_t numbers[32];
+    for (int i = 0; i < 32; i++) {
+      float number = static_cast<float>(i - 16);
+      std::memcpy(numbers + i, reinterpret_cast<const char*>(&number) + 2, 2);
+    }
+    table = _mm512_load_si512(numbers);
+    for (int half = 0; half < 2; half++) {
+      Vec zero = HEADER > 1 ? load(header + kPanel + half * kLanes) : Vec{};
+      IntVec own = __builtin_convertvector((16.f - Int4::kOffset) - zero, IntVec);
+      offset[half] = (__m512i)(own | own << 16);
+    }
+  }
+
+  RAYLENS_INLINE void write(const char* unit, UintVec (&to)[2][2]) const {
+    auto places = (__m512i)(load_as<UintVec>(unit) ^ 0x80000000u);  // the highest place without its sign
+    for (int pair = 0; pair < 2; pair++)
+      for (int half = 0; half < 2; half++) {
+        __m512i own = _mm512_and_si512(_mm512_srli_epi16(places, 8 * pair + 4 * half), _mm512_set1_epi16(15));
+        to[pair][half] = (UintVec)_mm512_permutexvar_epi16(_mm512_add_epi16(own, offset[half]), table);
+      }
+  }
+};
+
+// All groups of rows, or those of a block, with panels of a weight.
+struct TileProduct {
+  const PackedWeight& weight;
+  const RowTiles& rows;
+  const uint16_t* x;
+  const Output& output;
+
+  // Computes the panels [from, to).
+  template <class Read>
+  void run(int64_t from, int64_t to) const {
+    TileRegisters registers(rows.size);
+    // The tiles of a block stay in the L2 cache for all panels.
+    int64_t at_once = std::max<int64_t>(4, kBlockBytes / (2 * rows.group_numbers()) / 2 * 2);
+    for (int64_t group = 0; group < rows.count; group += at_once)
+      for (int64_t panel = from; panel < to; panel++)
+        run_block<Read>(panel, group, std::min(group + at_once, rows.count));
+  }
+
+ private:
+  static constexpr int64_t kBlockBytes = 1280 * 1024;
+  // The number of k whose weights stay in the cache for all groups.
+  static constexpr int64_t kDepth = 1536, kQuantizedDepth = 512;
+  static constexpr int64_t kPairBytes = 4 * kPanel;  // of the numbers of two k
+  static constexpr int64_t kStepBytes = kTileK / 2 * kPairBytes;
+  static constexpr int64_t kStepsAhead = 3;   // the prefetch distance for one group
+  static constexpr int64_t kUnitsAhead = 48;  // and for a quantized weight
+
+  // Some consecutive k of a panel that share their scales, or null.
+  struct Depth {
+    int64_t k, count;
+    const char* units;
+    const float* header;
+    int steps = static_cast<int>((count + kTileK - 1) / kTileK);
+  };
+
+  // Returns those from `k` on.
+  template <class Read>
+  Depth depth_at(int64_t panel, int64_t k) const {
+    const char* own = weight.panels + panel * Read::panel_bytes(weight);
+    const char* units = own + Read::place(weight, k);
+    int64_t left = weight.num_k - k;
+    if (Read::kHeader == 0) return {k, left < kTileK ? left : std::min(left / kTileK * kTileK, kDepth), units, nullptr};
+    int64_t inside = k % weight.group;
+    auto* header = reinterpret_cast<const float*>(own + Read::place(weight, k - inside) - Read::kHeaderBytes);
+    return {k, std::min({kQuantizedDepth, weight.group - inside, left}), units, header};
+  }
+
+  template <class Read>
+  void run_block(int64_t panel, int64_t first, int64_t end) const {
+    switch (rows.parts) {
+      case 1:
+        return run_block<Read, 1>(panel, first, end);
+      case 2:
+        return run_block<Read, 2>(panel, first, end);
+      default:
+        return run_block<Read, 3>(panel, first, end);
+    }
+  }
+
+  template <class Read, int PARTS>
+  void run_block(int64_t panel, int64_t first, int64_t end) const {
+    static thread_local Scratch scratch, expanded;
+    float* sums = scratch.floats((end - first) * rows.size * kPanel);
+    char* room = reinterpret_cast<char*>(expanded.floats(kQuantizedDepth * kPanel / 2));
+    for (int64_t k = 0; k < weight.num_k;) {
+      Depth depth = depth_at<Read>(panel, k);
+      const uint16_t* tiles = x + k / kTileK * PARTS * rows.tile_numbers();
+      k += depth.count;
+      if (Read::kHeader > 0 && rows.count == 1) {
+        add_step_by_step<Read, PARTS>(tiles, depth, room, sums);
+        continue;
+      }
+      bool is_in_place = Read::kHeader == 0 && depth.count % kTileK == 0;
+      if (!is_in_place) expand<Read>(depth.units, TileNumbers<Read>(depth.header), depth.count, room);
+      const char* numbers = is_in_place ? depth.units : room;
+      for (int64_t group = first; group < end; group += 2) {
+        const uint16_t* from = tiles + group * rows.group_numbers();
+        float* to = sums + (group - first) * rows.size * kPanel;
+        group + 1 < end ? add<PARTS, 2>(from, depth, numbers, to) : add<PARTS, 1>(from, depth, numbers, to);
+      }
+    }
+    finish(panel, rows.first(first), rows.first(end), sums);
+  }
+
+  // For a single group of rows and a quantized weight. The next step's numbers are written before this step's are read,
+  // which otherwise would have to wait for them.
+  template <class Read, int PARTS>
+  RAYLENS_INLINE void add_step_by_step(const uint16_t* from, const Depth& depth, char* room, float* sums) const {
+    TileNumbers<Read> numbers(depth.header);
+    auto place = [&](int64_t k) { return room + k / kTileK % 2 * kStepBytes; };
+    auto expand_step = [&](int64_t k) {
+      if (k < depth.count)
+        expand<Read>(depth.units + k / Read::kUnit * Read::kUnitBytes, numbers, std::min(kTileK, depth.count - k),
+                     place(k));
+    };
+    clear_sums<1>();
+    expand_step(0);
+    for (int64_t k = 0; k < depth.count; k += kTileK, from += PARTS * rows.tile_numbers()) {
+      expand_step(k + kTileK);
+      multiply<PARTS, 1, false>(from, place(k), 1);
+    }
+    add_scaled<1>(depth, sums);
+  }
+
+  // Writes the numbers of `count` k as tiles hold them, followed by zeros for the rest of a step.
+  template <class Read>
+  static RAYLENS_INLINE void expand(const char* units, const TileNumbers<Read>& numbers, int64_t count, char* to) {
+    int64_t bytes = count / 2 * kPairBytes;
+    if constexpr (Read::kHeader == 0) {
+      std::memcpy(to, units, bytes);
+    } else {
+      for (int64_t done = 0; done < count; done += Read::kUnit, units += Read::kUnitBytes) {
+        for (int byte = 0; byte < Read::kUnitBytes; byte += 64)
+          __builtin_prefetch(units + kUnitsAhead * Read::kUnitBytes + byte);
+        UintVec pairs[Read::kUnit / 2][2];
+        numbers.write(units, pairs);
+        std::memcpy(to + done / 2 * kPairBytes, pairs, sizeof pairs);
+      }
+    }
+    std::memset(to + bytes, 0, (kTileK - 1 - (count - 1) % kTileK) / 2 * kPairBytes);
+  }
+
+  // The registers of the sums of one or two groups, (groups * size, kPanel), from or to memory.
+  template <int GROUPS>
+  RAYLENS_INLINE void clear_sums() const {
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (GROUPS > 1) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+  }
+
+  template <int GROUPS>
+  RAYLENS_INLINE void load_sums(const float* from) const {
+    _tile_loadd(0, from, kPairBytes);
+    _tile_loadd(1, from + kLanes, kPairBytes);
+    if constexpr (GROUPS > 1) {
+      _tile_loadd(2, from + rows.size * kPanel, kPairBytes);
+      _tile_loadd(3, from + rows.size * kPanel + kLanes, kPairBytes);
+    }
+  }
+
+  template <int GROUPS>
+  RAYLENS_INLINE void store_sums(float* to) const {
+    _tile_stored(0, to, kPairBytes);
+    _tile_stored(1, to + kLanes, kPairBytes);
+    if constexpr (GROUPS > 1) {
+      _tile_stored(2, to + rows.size * kPanel, kPairBytes);
+      _tile_stored(3, to + rows.size * kPanel + kLanes, kPairBytes);
+    }
+  }
+
+  // Adds some steps of one or two groups to their sums in the registers.
+  template <int PARTS, int GROUPS, bool PREFETCHES>
+  RAYLENS_INLINE void multiply(const uint16_t* from, const char* numbers, int steps) const {
+    int64_t tile = rows.tile_numbers();
+    const uint16_t* other = from + rows.group_numbers();
+    for (int step = 0; step < steps; step++, numbers += kStepBytes) {
+      if (PREFETCHES)
+        for (int64_t line = 0; line < kStepBytes; line += 64)
+          __builtin_prefetch(numbers + kStepsAhead * kStepBytes + line);
+      _tile_loadd(6, numbers, kPairBytes);
+      _tile_loadd(7, numbers + kPairBytes / 2, kPairBytes);
+      for (int part = 0; part < PARTS; part++, from += tile, other += tile) {
+        for (int64_t ahead = 2 * PARTS * tile, line = 0; line < tile; line += kTileK) {
+          __builtin_prefetch(from + ahead + line);
+          if (GROUPS > 1) __builtin_prefetch(other + ahead + line);
+        }
+        _tile_loadd(4, from, 2 * kTileK);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if constexpr (GROUPS > 1) {
+          _tile_loadd(5, other, 2 * kTileK);
+          _tile_dpbf16ps(2, 5, 6);
+          _tile_dpbf16ps(3, 5, 7);
+        }
+      }
+    }
+  }
+
+  // Adds some k of one or two groups to `sums`, in memory.
+  template <int PARTS, int GROUPS>
+  RAYLENS_INLINE void add(const uint16_t* from, const Depth& depth, const char* numbers, float* sums) const {
+    bool is_scaled = depth.header != nullptr;
+    is_scaled || depth.k == 0 ? clear_sums<GROUPS>() : load_sums<GROUPS>(sums);
+    multiply<PARTS, GROUPS, GROUPS == 1>(from, numbers, depth.steps);
+    is_scaled ? add_scaled<GROUPS>(depth, sums) : store_sums<GROUPS>(sums);
+  }
+
+  // Adds the sums in the registers, times the scales, to `sums`.
+  template <int GROUPS>
+  RAYLENS_INLINE void add_scaled(const Depth& depth, float* sums) const {
+    alignas(64) float products[2 * kTileRows * kPanel];
+    store_sums<GROUPS>(products);
+    Vec scale[2] = {load(depth.header), load(depth.header + kLanes)};
+    for (int64_t i = 0; i < GROUPS * rows.size * kPanel; i += kPanel)
+      for (int half = 0; half < 2; half++) {
+        Vec product = load(products + i + half * kLanes) * scale[half];
+        float* to = sums + i + half * kLanes;
+        store(to, depth.k == 0 ? product : load(to) + product);
+      }
+  }
+
+  // Adds the bias to the rows [from, to) of a panel and stores them.
+  void finish(int64_t panel, int64_t from, int64_t to, const float* sums) const {
+    int columns = static_cast<int>(std::min<int64_t>(kPanel, weight.rows_out - panel * kPanel));
+    Vec bias[2] = {};
+    if (output.bias != nullptr) load_columns(output.bias + panel * kPanel, columns, bias);
+    for (int64_t row = from; row < to; row++, sums += kPanel) {
+      Vec own[2];
+      for (int half = 0; half < 2; half++) own[half] = load(sums + half * kLanes) + bias[half];
+      finish_columns(output, output.y + row * output.stride + panel * kPanel, columns, own);
+    }
+  }
+};
+
+// Asks the system for the matrix unit. Returns whether this process may use it.
+RAYLENS_EXPORT int64_t raylens_is_usable() {
+  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+}
+#else
+inline bool reads_tiles(const PackedWeight&) { return false; }
+RAYLENS_EXPORT int64_t raylens_is_usable() { return 1; }
+#endif
