@@ -51,6 +51,8 @@ _VISION = {
     "window_size": 112,
     "fullatt_block_indexes": [7],
 }
+PUBLISHED = Scale(_TEXTS, _VISION, (16, 24, 24), dtype=torch.bfloat16)
+"""1.6 B parameters, as people publish them."""
 
 
 @contextmanager
@@ -59,7 +61,7 @@ def checkpoint_in(folder: Path | None) -> Iterator[Path]:
         place = folder or Path(temporary)
         if not (place / "model.safetensors").exists():
             place.mkdir(exist_ok=True)
-            make_qwen_checkpoint(place, scale=Scale(_TEXTS, _VISION, (16, 24, 24), dtype=torch.bfloat16))
+            make_qwen_checkpoint(place, scale=PUBLISHED)
         yield place
 
 

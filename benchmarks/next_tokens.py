@@ -26,7 +26,7 @@ from tests.llm.language_variants import VARIANTS
 from tests.preprocess.parity import pair
 from tests.small_models import VOCABULARY, whole_class
 
-NUM_PROMPTS, NUM_TOKENS = 8, 1000
+NUM_PROMPTS, NUM_TOKENS = 16, 1000
 WAYS: dict[str, dict[str, Any]] = {
     "exact": {},
     "rounded": {"exact": False},
@@ -36,7 +36,12 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def takes_text(model_type: str) -> bool:
-    return not pair(model_type, VOCABULARY, "auto").family.requires_items and model_type != "blip-2"
+    """Whether a prompt of letters alone goes to the decoder."""
+    return not pair(model_type, VOCABULARY, "auto").family.requires_items and model_type not in (
+        "blip-2",
+        "florence2",
+        "wemm",
+    )
 
 
 def make_prompts(checkpoint: str, num_prompts: int, num_tokens: int) -> list[list[int]]:

@@ -30,10 +30,11 @@ def photograph(width: int, height: int) -> bytes:
 
 
 def new_content(kind: str = "text") -> Content:
-    """Returns a user message that no other request has. `kind`: "text", "unique" for a new picture, or "repeated" for
-    the same one."""
+    """Returns a user message that no other request has. `kind`: "text", "long text" of 900 letters, "unique" for a new
+    picture, or "repeated" for the same one."""
     number = next(_numbers)
-    pictures = [] if kind == "text" else [picture(0 if kind == "repeated" else number + 1)]
-    message = user_message(f"Number {number}: what is in the picture, and what is not?", *pictures)
+    pictures = [] if "text" in kind else [picture(0 if kind == "repeated" else number + 1)]
+    question = f"Number {number}: what is in the picture, and what is not?"
+    message = user_message(question.ljust(900, "?") if kind == "long text" else question, *pictures)
     content: Content = message["content"]
     return content

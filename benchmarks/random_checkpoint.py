@@ -99,10 +99,10 @@ class Scale:
     dtype: torch.dtype = torch.float32
 
 
-_SMALL_LLAVA, _SMALL_QWEN = Scale(TEXT_CONFIG, {}), Scale(TEXT_CONFIG, _QWEN_VISION)
+SMALL_LLAVA, _SMALL_QWEN = Scale(TEXT_CONFIG, {}), Scale(TEXT_CONFIG, _QWEN_VISION)
 
 
-def make_checkpoint(folder: Path, *, image_size: int | None = None, scale: Scale = _SMALL_LLAVA) -> int:
+def make_checkpoint(folder: Path, *, image_size: int | None = None, scale: Scale = SMALL_LLAVA) -> int:
     """Writes a LLaVA and the bundled model's processor to `folder`. Returns the language half's number of parameters,
     by default about 40 million.
 

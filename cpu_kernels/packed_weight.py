@@ -24,7 +24,9 @@ _DTYPES = {form: dtype for dtype, form in _OF_DTYPE.items()}
 DTYPES = tuple(_OF_DTYPE)
 """Of weights that can be packed."""
 UNIT = 4
-"""The in_features of a weight of less than float32 and float16, and its groups, are multiples of this number."""
+"""Groups and in_features of a quantized weight are multiples of this number."""
+PAIR = 2
+"""And the in_features of one of bfloat16 of this number."""
 EXACT = 3
 """As many numbers of bfloat16 add up to any number of float32."""
 ROWS_AT_ONCE = 4096
@@ -51,7 +53,7 @@ class WeightLayout:
         out_features, in_features = weight.shape
         form = _OF_DTYPE[weight.dtype]
         if form != "float16":
-            form = "bfloat16" if in_features % UNIT == 0 and _is_bfloat16(weight) else "float32"
+            form = "bfloat16" if in_features % PAIR == 0 and _is_bfloat16(weight) else "float32"
         return cls(out_features, in_features, form)
 
     @property

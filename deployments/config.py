@@ -303,7 +303,7 @@ class ModelConfig(Settings):
     revision: str | None = Field(None, description="revision of a hub id")
     served_model_name: str | None = Field(None, description="name in the API; default: the last part of `model`")
     dtype: Literal["auto", DtypeName] = Field(
-        "auto", description="auto: bfloat16 on a GPU; on the CPU float32, or the model's own where AMX computes in it"
+        "auto", description="auto: bfloat16 on a GPU; on the CPU float32, or with AMX the file's own"
     )
     max_model_len: int | None = Field(None, ge=1, description="tokens of prompt and answer; default: the model's")
     allow_longer_context: bool = Field(False, description="max_model_len above the model's; rotary models only")

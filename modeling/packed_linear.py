@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from raylens.cpu_kernels.huge_pages import HugePages
 from raylens.cpu_kernels.library import KernelLibrary, kernel_library, why_missing
-from raylens.cpu_kernels.packed_weight import DTYPES, EXACT, ROWS_AT_ONCE, UNIT, PackedWeight, WeightLayout
+from raylens.cpu_kernels.packed_weight import DTYPES, EXACT, PAIR, ROWS_AT_ONCE, UNIT, PackedWeight, WeightLayout
 from raylens.cpu_kernels.quantize import quantize
 from raylens.cpu_kernels.threads import on_all_cores
 from raylens.modeling.load_progress import told_progress
@@ -134,7 +134,7 @@ class _Source:
             return cls(weight, layout, EXACT if is_exact else _QUANTIZED_PARTS)
         weight = weight.detach()
         dtype = getattr(torch, precision) if precision == "bfloat16" or precision == "float16" else weight.dtype
-        if dtype == torch.bfloat16 and weight.shape[1] % UNIT:
+        if dtype == torch.bfloat16 and weight.shape[1] % PAIR:
             weight = weight.to(dtype)  # its layout, float32, would keep the bits that are to go
         parts = EXACT if is_exact else _ROW_PARTS.get(dtype, EXACT)
         return cls(weight, _layout(weight, precision), parts)
@@ -157,7 +157,8 @@ class _Source:
 
 def _layout(weight: torch.Tensor, precision: Precision | None) -> WeightLayout:
     out_features, in_features = weight.shape
-    if precision is None or (precision != "float16" and in_features % UNIT):
+    unit = {"float16": 1, "bfloat16": PAIR}.get(precision or "", UNIT)
+    if precision is None or in_features % unit:
         return WeightLayout.of(weight)
     return WeightLayout(out_features, in_features, precision, _GROUP_SIZES.get(precision, 0))
 

@@ -123,12 +123,12 @@ class Streams(Background):
         self._url = url
         self._number = number
         self.ends: list[str] = []
-        self._num_open = 0
+        self._begun: list[str] = []  # whose `append` is safe among threads, unlike a sum
         self._model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
 
     def __enter__(self) -> Self:
         super().__enter__()
-        wait_until(lambda: self._num_open == self._number, 60)
+        wait_until(lambda: len(self._begun) == self._number, 60)
         return self
 
     def _read(self) -> None:
@@ -139,7 +139,8 @@ class Streams(Background):
             for chunk in answer.iter_raw():
                 received = (received + chunk)[-2000:]
                 if not has_begun:
-                    has_begun, self._num_open = True, self._num_open + 1
+                    has_begun = True
+                    self._begun.append(self._model)
         self.ends.append(_end_of(received))
 
 

@@ -256,10 +256,9 @@ inline void product_of_panels(const PackedWeight& weight, int64_t from, int64_t 
   with_reader(weight, [&](auto* reader) {
     typedef std::remove_pointer_t<decltype(reader)> Read;
 #if defined(__AMX_BF16__)
-    if constexpr (std::is_same_v<Read, Floats> || std::is_same_v<Read, Reader<Float16, 0>>) {
-    } else if (reads_tiles(weight)) {
-      return TileProduct{weight, input.tiles, input.tiled, output}.template run<Read>(from, to);
-    }
+    if constexpr (Read::Stored::kIsInBfloat16)
+      if (reads_tiles(weight))
+        return TileProduct{weight, input.tiles, input.tiled, output}.template run<Read>(from, to);
 #endif
     int64_t panel = from;
     if constexpr (Read::kHeader > 0)

@@ -58,7 +58,9 @@ struct RowTiles {
 // Returns whether products with a weight read x as tiles.
 inline bool reads_tiles(const PackedWeight& weight) {
   bool is_whole = weight.group == 0 || weight.group % kTileK == 0 || weight.group >= weight.num_k;
-  return weight.form != Form::kFloat32 && weight.form != Form::kFloat16 && is_whole;
+  return is_whole && with_reader(weight, [](auto* reader) {
+           return std::remove_pointer_t<decltype(reader)>::Stored::kIsInBfloat16;
+         });
 }
 
 // Sets the thread's tile registers: 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 the weight.
@@ -141,21 +143,38 @@ struct TileProduct {
   template <class Read>
   void run(int64_t from, int64_t to) const {
     TileRegisters registers(rows.size);
-    // The tiles of a block stay in the L2 cache for all panels.
-    int64_t at_once = std::max<int64_t>(4, kBlockBytes / (2 * rows.group_numbers()) / 2 * 2);
-    for (int64_t group = 0; group < rows.count; group += at_once)
-      for (int64_t panel = from; panel < to; panel++)
-        run_block<Read>(panel, group, std::min(group + at_once, rows.count));
+    switch (rows.parts) {
+      case 1:
+        return run_blocks<Read, 1>(from, to);
+      case 2:
+        return run_blocks<Read, 2>(from, to);
+      default:
+        return run_blocks<Read, 3>(from, to);
+    }
   }
 
  private:
-  static constexpr int64_t kBlockBytes = 1280 * 1024;
-  // The number of k whose weights stay in the cache for all groups.
-  static constexpr int64_t kDepth = 1536, kQuantizedDepth = 512;
   static constexpr int64_t kPairBytes = 4 * kPanel;  // of the numbers of two k
   static constexpr int64_t kStepBytes = kTileK / 2 * kPairBytes;
-  static constexpr int64_t kStepsAhead = 3;   // the prefetch distance for one group
-  static constexpr int64_t kUnitsAhead = 48;  // and for a quantized weight
+  static constexpr int64_t kUnitsAhead = 48;  // the prefetch distance in a quantized weight
+  // The L2 cache holds the tiles of some groups for kChunk, and the L1 cache the weights for kDepth.
+  static constexpr int64_t kTilesBytes = 1200 * 1024, kChunk = 1536, kDepth = 256, kQuantizedDepth = 512;
+
+  template <class Read, int PARTS>
+  void run_blocks(int64_t from, int64_t to) const {
+    static thread_local Scratch scratch;
+    int64_t group_bytes = 2 * PARTS * rows.tile_numbers() * std::min(rows.steps, kChunk / kTileK);
+    int64_t at_once = std::max<int64_t>(4, kTilesBytes / group_bytes / 2 * 2);
+    for (int64_t first = 0; first < rows.count; first += at_once) {
+      int64_t end = std::min(first + at_once, rows.count), size = (end - first) * rows.size * kPanel;
+      float* sums = scratch.floats((to - from) * size);
+      for (int64_t k = 0, next = weight.num_k; k < weight.num_k; k = next)
+        for (int64_t panel = from; panel < to; panel++)
+          next = run_chunk<Read, PARTS>(panel, k, first, end, sums + (panel - from) * size);
+      for (int64_t panel = from; panel < to; panel++)
+        finish(panel, rows.first(first), rows.first(end), sums + (panel - from) * size);
+    }
+  }
 
   // Some consecutive k of a panel that share their scales, or null.
   struct Depth {
@@ -163,6 +182,12 @@ struct TileProduct {
     const char* units;
     const float* header;
     int steps = static_cast<int>((count + kTileK - 1) / kTileK);
+  };
+
+  // The weights that are needed next: each step prefetches some lines into the L2 cache.
+  struct Next {
+    const char* place;
+    int64_t lines;
   };
 
   // Returns those from `k` on.
@@ -177,24 +202,15 @@ struct TileProduct {
     return {k, std::min({kQuantizedDepth, weight.group - inside, left}), units, header};
   }
 
-  template <class Read>
-  void run_block(int64_t panel, int64_t first, int64_t end) const {
-    switch (rows.parts) {
-      case 1:
-        return run_block<Read, 1>(panel, first, end);
-      case 2:
-        return run_block<Read, 2>(panel, first, end);
-      default:
-        return run_block<Read, 3>(panel, first, end);
-    }
-  }
-
+  // Adds about kChunk of a panel, from `k` on, to the sums of the groups [first, last). Returns the end.
   template <class Read, int PARTS>
-  void run_block(int64_t panel, int64_t first, int64_t end) const {
-    static thread_local Scratch scratch, expanded;
-    float* sums = scratch.floats((end - first) * rows.size * kPanel);
+  int64_t run_chunk(int64_t panel, int64_t k, int64_t first, int64_t last, float* sums) const {
+    static thread_local Scratch expanded;
     char* room = reinterpret_cast<char*>(expanded.floats(kQuantizedDepth * kPanel / 2));
-    for (int64_t k = 0; k < weight.num_k;) {
+    const char* next_panel = depth_at<Read>(panel + 1, k).units;
+    constexpr int64_t kLines = kTileK / Read::kUnit * Read::kUnitBytes / 64;
+    int64_t end = std::min(k + kChunk, weight.num_k), pairs = (last - first + 1) / 2;
+    while (k < end) {
       Depth depth = depth_at<Read>(panel, k);
       const uint16_t* tiles = x + k / kTileK * PARTS * rows.tile_numbers();
       k += depth.count;
@@ -205,13 +221,15 @@ struct TileProduct {
       bool is_in_place = Read::kHeader == 0 && depth.count % kTileK == 0;
       if (!is_in_place) expand<Read>(depth.units, TileNumbers<Read>(depth.header), depth.count, room);
       const char* numbers = is_in_place ? depth.units : room;
-      for (int64_t group = first; group < end; group += 2) {
+      Next next{k < end ? depth_at<Read>(panel, k).units : next_panel, (kLines + pairs - 1) / pairs};
+      for (int64_t group = first; group < last; group += 2) {
         const uint16_t* from = tiles + group * rows.group_numbers();
         float* to = sums + (group - first) * rows.size * kPanel;
-        group + 1 < end ? add<PARTS, 2>(from, depth, numbers, to) : add<PARTS, 1>(from, depth, numbers, to);
+        group + 1 < last ? add<PARTS, 2>(from, depth, numbers, next, to)
+                         : add<PARTS, 1>(from, depth, numbers, next, to);
       }
     }
-    finish(panel, rows.first(first), rows.first(end), sums);
+    return k;
   }
 
   // For a single group of rows and a quantized weight. The next step's numbers are written before this step's are read,
@@ -225,11 +243,12 @@ struct TileProduct {
         expand<Read>(depth.units + k / Read::kUnit * Read::kUnitBytes, numbers, std::min(kTileK, depth.count - k),
                      place(k));
     };
+    Next nothing = {};
     clear_sums<1>();
     expand_step(0);
     for (int64_t k = 0; k < depth.count; k += kTileK, from += PARTS * rows.tile_numbers()) {
       expand_step(k + kTileK);
-      multiply<PARTS, 1, false>(from, place(k), 1);
+      multiply<PARTS, 1>(from, place(k), 1, nothing);
     }
     add_scaled<1>(depth, sums);
   }
@@ -284,21 +303,15 @@ struct TileProduct {
   }
 
   // Adds some steps of one or two groups to their sums in the registers.
-  template <int PARTS, int GROUPS, bool PREFETCHES>
-  RAYLENS_INLINE void multiply(const uint16_t* from, const char* numbers, int steps) const {
+  template <int PARTS, int GROUPS>
+  RAYLENS_INLINE void multiply(const uint16_t* from, const char* numbers, int steps, Next& next) const {
     int64_t tile = rows.tile_numbers();
     const uint16_t* other = from + rows.group_numbers();
     for (int step = 0; step < steps; step++, numbers += kStepBytes) {
-      if (PREFETCHES)
-        for (int64_t line = 0; line < kStepBytes; line += 64)
-          __builtin_prefetch(numbers + kStepsAhead * kStepBytes + line);
+      for (int64_t line = 0; line < next.lines; line++, next.place += 64) __builtin_prefetch(next.place, 0, 2);
       _tile_loadd(6, numbers, kPairBytes);
       _tile_loadd(7, numbers + kPairBytes / 2, kPairBytes);
       for (int part = 0; part < PARTS; part++, from += tile, other += tile) {
-        for (int64_t ahead = 2 * PARTS * tile, line = 0; line < tile; line += kTileK) {
-          __builtin_prefetch(from + ahead + line);
-          if (GROUPS > 1) __builtin_prefetch(other + ahead + line);
-        }
         _tile_loadd(4, from, 2 * kTileK);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
@@ -313,10 +326,11 @@ struct TileProduct {
 
   // Adds some k of one or two groups to `sums`, in memory.
   template <int PARTS, int GROUPS>
-  RAYLENS_INLINE void add(const uint16_t* from, const Depth& depth, const char* numbers, float* sums) const {
+  RAYLENS_INLINE void add(const uint16_t* from, const Depth& depth, const char* numbers, Next& next,
+                          float* sums) const {
     bool is_scaled = depth.header != nullptr;
     is_scaled || depth.k == 0 ? clear_sums<GROUPS>() : load_sums<GROUPS>(sums);
-    multiply<PARTS, GROUPS, GROUPS == 1>(from, numbers, depth.steps);
+    multiply<PARTS, GROUPS>(from, numbers, depth.steps, next);
     is_scaled ? add_scaled<GROUPS>(depth, sums) : store_sums<GROUPS>(sums);
   }
 

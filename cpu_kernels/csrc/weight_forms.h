@@ -1,7 +1,7 @@
 // The numbers of a weight in memory.
 //
 // A panel holds kPanel columns of the output. A form stores the panel's numbers for kUnit consecutive k in a unit, and
-// loads a unit as two vectors for each k: the panel's first and second half.
+// loads a unit as two vectors for each k: the panel's first and second half. kIsInBfloat16: bfloat16 holds each number.
 #pragma once
 #include "vector.h"
 
@@ -66,6 +66,7 @@ RAYLENS_INLINE Vec from_half(HalfVec halves) {
 
 struct Float32 {
   typedef float Number;  // as it comes from a file
+  static constexpr bool kIsInBfloat16 = false;
   static constexpr int kUnit = 1, kUnitBytes = 4 * kPanel;
   static constexpr int kUnitsAhead = 24;  // the prefetch distance
   static RAYLENS_INLINE void load(const char* from, Vec (&to)[kUnit][2]) {
@@ -78,6 +79,7 @@ struct Float32 {
 // A float32 without its lower 16 bits. The four bytes at a column hold its numbers for two k.
 struct Bfloat16 {
   typedef uint16_t Number;
+  static constexpr bool kIsInBfloat16 = true;
   static constexpr int kUnit = 2, kUnitBytes = 4 * kPanel;
   static constexpr int kUnitsAhead = 16;
   static RAYLENS_INLINE void load(const char* from, Vec (&to)[kUnit][2]) {
@@ -92,6 +94,7 @@ struct Bfloat16 {
 
 struct Float16 {
   typedef uint16_t Number;
+  static constexpr bool kIsInBfloat16 = false;
   static constexpr int kUnit = 1, kUnitBytes = 2 * kPanel;
   static constexpr int kUnitsAhead = 32;
   static RAYLENS_INLINE void load(const char* from, Vec (&to)[kUnit][2]) {
@@ -103,6 +106,7 @@ struct Float16 {
 // One byte: E4M3 (Micikevicius et al., 2022), without a NaN, in 2^-8 of its value.
 struct Float8 {
   typedef int8_t Number;
+  static constexpr bool kIsInBfloat16 = true;
   static constexpr int kUnit = 4, kUnitBytes = 4 * kPanel;
   static constexpr int kUnitsAhead = 24;
   static RAYLENS_INLINE void load(const char* from, Vec (&to)[kUnit][2]) {
@@ -117,6 +121,7 @@ struct Float8 {
 
 struct Int8 {
   typedef int8_t Number;
+  static constexpr bool kIsInBfloat16 = true;
   static constexpr int kUnit = 4, kUnitBytes = 4 * kPanel;
   static constexpr int kUnitsAhead = 24;
   static RAYLENS_INLINE void load(const char* from, Vec (&to)[kUnit][2]) {
@@ -134,6 +139,7 @@ struct Int8 {
 // places but the highest, which is signed, hold the number plus kOffset.
 struct Int4 {
   typedef int8_t Number;
+  static constexpr bool kIsInBfloat16 = true;
   static constexpr int kUnit = 4, kUnitBytes = 2 * kPanel;
   static constexpr int kUnitsAhead = 80;
   static constexpr int kOffset = 8, kHighest = 7;

@@ -50,7 +50,10 @@ def add_arguments(serve: argparse.ArgumentParser) -> None:
     add(
         "--max-model-len", type=number, metavar="N", help="tokens of prompt and answer (default: the model's own limit)"
     )
-    add("--dtype", help="auto, float32, bfloat16 or float16 (default: float32 on the CPU, bfloat16 on a GPU)")
+    add(
+        "--dtype",
+        help="auto (bfloat16 on a GPU; on the CPU float32, or with AMX the file's own), float32, bfloat16 or float16",
+    )
     add("--vision-plugin", metavar="NAME", help="vision plug-in for a text model; auto: the one for the model's name")
     add("--tensor-parallel-size", type=int, metavar="N", help="divide the language model among N ranks (default: 1)")
     add("--gpu-memory-utilization", type=float, metavar="SHARE", help="of a GPU's memory, for decoding (default: 0.9)")

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raylens.cpu_kernels.library import KernelLibrary
-from raylens.cpu_kernels.packed_weight import UNIT
+from raylens.cpu_kernels.packed_weight import PAIR
 from tests.cpu_kernels.packing import is_product, pack
 
 EVERY_LIBRARY = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -43,7 +43,7 @@ def test_products_of_any_size(
     packed, rows = pack(library, weight), shifted(rows, offset)
     product = packed.product(rows, bias)
     assert is_product(product, rows, weight, bias)
-    assert packed.layout.form == ("bfloat16" if is_short and num_k % UNIT == 0 else "float32")
+    assert packed.layout.form == ("bfloat16" if is_short and num_k % PAIR == 0 else "float32")
     for row in range(0, num_rows, 1 + num_rows // 40):
         assert torch.equal(packed.product(rows[row], bias), product[row])
 
