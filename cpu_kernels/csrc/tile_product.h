@@ -63,6 +63,9 @@ inline bool reads_tiles(const PackedWeight& weight) {
          });
 }
 
+// Completes all stores to memory. GCC does not know that _tile_loadd and _tile_loadconfig read it.
+RAYLENS_INLINE void complete_stores(const void* read) { asm volatile("" : : "r"(read) : "memory"); }
+
 // Sets the thread's tile registers: 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 the weight.
 class TileRegisters {
  public:
@@ -76,6 +79,7 @@ class TileRegisters {
       settings.row_bytes[tile] = 64;
       settings.rows[tile] = static_cast<uint8_t>(tile < 6 ? rows : kTileRows);
     }
+    complete_stores(&settings);
     _tile_loadconfig(&settings);
   }
   TileRegisters(const TileRegisters&) = delete;
@@ -284,6 +288,7 @@ struct TileProduct {
 
   template <int GROUPS>
   RAYLENS_INLINE void load_sums(const float* from) const {
+    complete_stores(from);
     _tile_loadd(0, from, kPairBytes);
     _tile_loadd(1, from + kLanes, kPairBytes);
     if constexpr (GROUPS > 1) {
@@ -305,6 +310,7 @@ struct TileProduct {
   // Adds some steps of one or two groups to their sums in the registers.
   template <int PARTS, int GROUPS>
   RAYLENS_INLINE void multiply(const uint16_t* from, const char* numbers, int steps, Next& next) const {
+    complete_stores(numbers);
     int64_t tile = rows.tile_numbers();
     const uint16_t* other = from + rows.group_numbers();
     for (int step = 0; step < steps; step++, numbers += kStepBytes) {

@@ -37,7 +37,7 @@ def pack_language_half(
         return None if config.dtype == "float32" or not has_kernel_layers(dtype) else config.dtype
 
     def is_exact(name: str) -> bool:
-        return config.exact or name in heads or _is_router(name)  # the last ones, and few: they cost little
+        return config.exact or name in heads or _is_router(name) or _feeds_a_state(name)
 
     embeddings = dict(_embeddings(model)) if has_kernel_layers(dtype) and not is_divided else {}
     pack_linear_layers(model, dtype, is_outside_indexers, precision_of, is_exact, embeddings)
@@ -46,6 +46,11 @@ def pack_language_half(
 def _is_router(name: str) -> bool:
     """Returns whether a layer chooses experts, by which few bits would choose other ones."""
     return name.rpartition(".")[2] in ("gate", "router")
+
+
+def _feeds_a_state(name: str) -> bool:
+    """Returns whether a layer writes to a recurrent state, in which the roundings of a whole prompt would add up."""
+    return name.rpartition(".")[2].startswith("in_proj")
 
 
 def _embeddings(model: PreTrainedModel) -> list[tuple[str, float]]:

@@ -18,7 +18,9 @@ def library(request: pytest.FixtureRequest) -> KernelLibrary:
     if build not in _usable_builds():
         pytest.skip(f"this processor cannot run the {build} library")
     if folder := os.environ.get(SANITIZED):
-        return KernelLibrary(build, Path(folder, f"{build}.so"))
+        sanitized = KernelLibrary(build, Path(folder, f"{build}.so"))
+        assert sanitized.is_usable()
+        return sanitized
     library = raylens.cpu_kernels.library._load(build)
     assert library is not None, "the kernels are not built: `make compiler` installs one, then `make` builds them"
     return library
