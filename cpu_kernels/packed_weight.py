@@ -77,7 +77,7 @@ class QuantizedRows:
     """Rows of a quantized weight: number * scale, or (number - zero) * scale.
 
     `numbers`: (rows, in_features), int8, or uint8 for the bytes of float8. `scales` and `zeros`: (rows, num_groups),
-    float32."""
+    float32; zeros are whole numbers, as AMX needs them."""
 
     numbers: torch.Tensor
     scales: torch.Tensor
