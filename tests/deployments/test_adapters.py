@@ -54,7 +54,7 @@ def served(spare: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def client(shapes: str, served: Path, ray_port: int) -> Iterator[OpenAI]:
     generate = {"engine": {"max_loras": 2, "max_lora_rank": 8}, "adapters_folder": str(served)}
-    config = AppConfig.model_validate({"model": shapes, "generate": generate})
+    config = AppConfig.model_validate({"model": shapes, "dtype": "float32", "generate": generate})
     with deployed_app(config, host="127.0.0.1", port=ray_port) as url:
         yield OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120)
 

@@ -200,7 +200,9 @@ def test_serve_prints_a_curl_line_that_works_and_stops_cleanly(
     flags = ("--api-key", "it's a key", "--served-model-name", "forms", "--max-model-len", "700")
     with collecting(port) as collector, started(shapes, *flags, folder=tmp_path) as server:
         assert server.stdout is not None
-        curl = next(line for line in iter(server.stdout.readline, "") if line.startswith("curl "))
+        assert server.stderr is not None
+        curl = next((line for line in iter(server.stdout.readline, "") if line.startswith("curl ")), "")
+        assert curl, server.stderr.read()
         answer = subprocess.run(curl, shell=True, capture_output=True, text=True, timeout=60, check=True).stdout
         assert '"finish_reason":"stop"' in answer
         found = re.search(r"http://[^/]+", curl)
@@ -262,7 +264,9 @@ def test_without_kernels_it_serves_and_says_so(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv(VARIABLE, "off")
     with started() as server:
         assert server.stdout is not None
-        curl = next(line for line in iter(server.stdout.readline, "") if line.startswith("curl "))
+        assert server.stderr is not None
+        curl = next((line for line in iter(server.stdout.readline, "") if line.startswith("curl ")), "")
+        assert curl, server.stderr.read()
         answer = subprocess.run(curl, shell=True, capture_output=True, text=True, timeout=60, check=True).stdout
         assert '"finish_reason":"stop"' in answer
         found = re.search(r"http://[^/]+", curl)
