@@ -100,6 +100,7 @@ def _usable_builds() -> tuple[str, ...]:
     return BUILDS[BUILDS.index(fastest) :]
 
 
+@cache
 def _has_amx() -> bool:
     with suppress(OSError):
         return "amx_bf16" in Path("/proc/cpuinfo").read_text().split()
