@@ -19,40 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import torch
 
 from benchmarks.document import make_parser, publish, this_machine
-from benchmarks.random_checkpoint import Scale, make_qwen_checkpoint
-from benchmarks.server_process import cpu_seconds, replica_of, running_serve, tree_of
+from benchmarks.random_checkpoint import PUBLISHED, make_qwen_checkpoint
+from benchmarks.server_process import cpu_seconds, memory_of, replica_of, running_serve, tree_of
 from raylens.cpu_kernels.huge_pages import HugePages
 
 MODEL = "random"
 STAGES = ("Preprocess", "Encode", "Generate")
 _IDLE_SECONDS = 60
-_TEXTS = {
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "vocab_size": 76000,
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": False,
-}
-"""The language half of Qwen2.5-VL with 1.5 B parameters. Head and embeddings, here apart, have as many as its tied
-ones."""
-_VISION = {
-    "depth": 8,
-    "hidden_size": 640,
-    "intermediate_size": 1710,
-    "num_heads": 8,
-    "out_hidden_size": 1536,
-    "window_size": 112,
-    "fullatt_block_indexes": [7],
-}
-PUBLISHED = Scale(_TEXTS, _VISION, (16, 24, 24), dtype=torch.bfloat16)
-"""1.6 B parameters, as people publish them."""
 
 
 @contextmanager
@@ -63,19 +38,6 @@ def checkpoint_in(folder: Path | None) -> Iterator[Path]:
             place.mkdir(exist_ok=True)
             make_qwen_checkpoint(place, scale=PUBLISHED)
         yield place
-
-
-def memory_of(pid: int) -> dict[str, float]:
-    """Returns the PSS now and the highest RSS so far, in GB."""
-    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    status = Path(f"/proc/{pid}/status").read_text().splitlines()
-    pss = next(line for line in rollup if line.startswith("Pss:"))
-    highest = next(line for line in status if line.startswith("VmHWM:"))
-    return {"pss": _gigabytes(pss), "highest_rss": _gigabytes(highest)}
-
-
-def _gigabytes(line: str) -> float:
-    return round(int(line.split()[1]) * 1024 / 1e9, 2)
 
 
 def read_seconds(file: Path) -> float:

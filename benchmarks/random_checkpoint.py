@@ -102,6 +102,32 @@ class Scale:
 SMALL_LLAVA, _SMALL_QWEN = Scale(TEXT_CONFIG, {}), Scale(TEXT_CONFIG, _QWEN_VISION)
 
 
+_PUBLISHED_TEXT = {
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "vocab_size": 76000,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+}
+"""The language half of Qwen2.5-VL with 1.5 B parameters. Head and embeddings, here apart, have as many as its tied
+ones."""
+_PUBLISHED_VISION = {
+    "depth": 8,
+    "hidden_size": 640,
+    "intermediate_size": 1710,
+    "num_heads": 8,
+    "out_hidden_size": 1536,
+    "window_size": 112,
+    "fullatt_block_indexes": [7],
+}
+PUBLISHED = Scale(_PUBLISHED_TEXT, _PUBLISHED_VISION, (16, 24, 24), dtype=torch.bfloat16)
+"""1.6 B parameters, as people publish them."""
+
+
 def make_checkpoint(folder: Path, *, image_size: int | None = None, scale: Scale = SMALL_LLAVA) -> int:
     """Writes a LLaVA and the bundled model's processor to `folder`. Returns the language half's number of parameters,
     by default about 40 million.

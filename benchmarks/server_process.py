@@ -70,6 +70,19 @@ def tree_of(pid: int) -> list[int]:
     return found
 
 
+def memory_of(pid: int) -> dict[str, float]:
+    """Returns the PSS now and the highest RSS so far, in GB."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    pss = next(line for line in rollup if line.startswith("Pss:"))
+    highest = next(line for line in status if line.startswith("VmHWM:"))
+    return {"pss": _gigabytes(pss), "highest_rss": _gigabytes(highest)}
+
+
+def _gigabytes(line: str) -> float:
+    return round(int(line.split()[1]) * 1024 / 1e9, 2)
+
+
 def cpu_seconds(pid: int) -> float:
     """Returns the CPU time of all threads of a process, including ended ones, to the nanosecond."""
     return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)

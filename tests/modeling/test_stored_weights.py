@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from raylens.cpu_kernels.library import VARIABLE
 from raylens.cpu_kernels.packed_weight import Form
 from raylens.llm.config import DtypeName, EngineConfig
 from raylens.llm.engine import LLMEngine
 from raylens.modeling.packed_linear import KernelLinear, PackedEmbedding
+from tests.checkpoint_copies import copy_in_dtype
 from tests.llm.greedy_answers import answers
 from tests.small_models import make_checkpoint, small_requests, whole_class
 
@@ -36,12 +36,7 @@ print(sum(line.rstrip().endswith(sys.argv[3]) for line in open("/proc/self/maps"
 
 def in_dtype(source: str, folder: Path, dtype: torch.dtype) -> str:
     """A copy of a checkpoint with its matrices, but not its vectors, in this dtype."""
-    for file in Path(source).iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    weights = load_file(folder / "model.safetensors")
-    changed = {name: weight.to(dtype) if weight.ndim > 1 else weight for name, weight in weights.items()}
-    save_file(changed, folder / "model.safetensors", {"format": "pt"})
-    return str(folder)
+    return copy_in_dtype(source, folder, dtype, least_ndim=2)
 
 
 @pytest.mark.parametrize("model_type", ["llava", "qwen2_5_vl", "gemma3"])
