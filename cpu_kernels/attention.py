@@ -12,6 +12,7 @@ import torch
 
 from raylens.cpu_kernels.huge_pages import HugePages
 from raylens.cpu_kernels.library import KernelLibrary
+from raylens.cpu_kernels.packed_weight import EXACT
 from raylens.cpu_kernels.structures import Memory, address_of, addresses, floats, integers
 from raylens.cpu_kernels.threads import num_threads
 
@@ -42,13 +43,19 @@ class _AttentionArguments(ctypes.Structure):
     _fields_ = [
         *((name, _Rows) for name in ("queries", "keys", "values")),
         *addresses("output"),
-        *integers("heads", "window"),
+        *integers("heads", "window", "row_parts"),
         *floats("scaling", "softcap"),
     ]
 
     @classmethod
     def of(
-        cls, given: Iterable[torch.Tensor], scaling: float, softcap: float | None = None, window: int | None = None
+        cls,
+        given: Iterable[torch.Tensor],
+        scaling: float,
+        softcap: float | None = None,
+        window: int | None = None,
+        *,
+        row_parts: int,
     ) -> "tuple[_AttentionArguments, list[torch.Tensor]]":
         """`given`: queries, keys and values. Returns the arguments, and the tensors that they point to, of which the
         last is the empty output."""
@@ -56,7 +63,7 @@ class _AttentionArguments(ctypes.Structure):
         queries, _, values = tensors
         tensors.append(queries.new_empty(*queries.shape[:2], values.shape[2]))
         *rows, (output, *_) = ((tensor.data_ptr(), *tensor.stride()[:2]) for tensor in tensors)
-        return cls(*rows, output, queries.shape[1], window or 0, scaling, softcap or 0.0), tensors
+        return cls(*rows, output, queries.shape[1], window or 0, row_parts, scaling, softcap or 0.0), tensors
 
 
 class _Pictures(ctypes.Structure):
@@ -129,13 +136,16 @@ def attend(
     scaling: float,
     softcap: float | None,
     window: int | None,
+    *,
+    row_parts: int = EXACT,
 ) -> torch.Tensor:
     """Writes the new `keys` and `values` to the cache, then attends over it. Takes (num_tokens, heads, dim) each,
     float32, with kv_heads for `keys` and `values`. Returns (num_tokens, heads, value_dim).
 
     `softcap`: bounds the scaled scores as softcap * tanh(score / softcap). `window`: the size of the sliding window,
-    which includes the position itself; None: all earlier positions."""
-    call, tensors = _AttentionArguments.of((queries, keys, values), scaling, softcap, window)
+    which includes the position itself; None: all earlier positions. `row_parts`: with 1, the library for AMX rounds a
+    prompt's queries, keys, values and weights to bfloat16, as a `PackedWeight` rounds its rows."""
+    call, tensors = _AttentionArguments.of((queries, keys, values), scaling, softcap, window, row_parts=row_parts)
     library.attend(step.address, cache.address, ctypes.addressof(call), num_threads())
     return tensors[-1]
 
@@ -148,14 +158,16 @@ def attend_pictures(
     starts: Iterable[int],
     *,
     scaling: float,
+    row_parts: int = EXACT,
 ) -> torch.Tensor:
     """Attends with each picture's patches over all patches of the picture. Takes (num_patches, heads, dim) each,
     float32; `keys` and `values` may have fewer heads. Returns (num_patches, heads, value_dim).
 
-    `starts`: (num_pictures + 1), the start of each picture's patches and the end of the last picture's."""
+    `starts`: (num_pictures + 1), the start of each picture's patches and the end of the last picture's. `row_parts`: as
+    for `attend`."""
     bounds = array("i", starts)
     assert bounds[-1] == len(queries), "the pictures are all patches"
     pictures = _Pictures(address_of(bounds), len(bounds) - 1, keys.shape[1], keys.shape[2], values.shape[2])
-    call, tensors = _AttentionArguments.of((queries, keys, values), scaling)
+    call, tensors = _AttentionArguments.of((queries, keys, values), scaling, row_parts=row_parts)
     library.attend_pictures(ctypes.addressof(pictures), ctypes.addressof(call), num_threads())
     return tensors[-1]

@@ -26,13 +26,12 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "is_usable": ([], _integer),
     "panel": ([], _integer),
     "lanes": ([], _integer),
-    "rows_at_once": ([], _integer),
     "packed_bytes": ([_address], _integer),
     "pack": ([_address, _address, _threads], None),
     "quantize": ([_address, _threads], None),
     "rows": ([_address, _address, _integer, _float, _address, _threads], None),
     "product": ([_address, _integer, _address, _address, _address, _threads], None),
-    "mlp": ([_address, _integer, _address, _address, _address, _threads], None),
+    "mlp": ([_address, _integer, _address, _address, _threads], None),
     "attend": ([_address, _address, _address, _threads], None),
     "attend_pictures": ([_address, _address, _threads], None),
     "delta_rows": ([_address, _threads], None),
@@ -45,7 +44,7 @@ class KernelLibrary:
     """One loaded build. Its functions take addresses, see RAYLENS_EXPORT in `csrc/`.
 
     The columns of a packed weight are padded to a multiple of `panel_columns`, and the rows of the cache to a multiple
-    of `lanes`. A product or an MLP takes `rows_at_once` rows at a time."""
+    of `lanes`."""
 
     is_usable: Callable[[], int]
     packed_bytes: Callable[..., int]
@@ -69,7 +68,6 @@ class KernelLibrary:
             setattr(self, name, function)
         self.panel_columns = int(library["raylens_panel"]())
         self.lanes = int(library["raylens_lanes"]())
-        self.rows_at_once = int(library["raylens_rows_at_once"]())
 
 
 def kernel_library() -> KernelLibrary | None:

@@ -45,7 +45,6 @@ class Mlp:
         self._library = library
         self._kept = (first, up, down)  # keeps alive the memory whose addresses the structure holds
         self._in_features, self._out_features = first.weight.layout.in_features, down.weight.layout.out_features
-        self._inner_size = first.weight.layout.out_features
         structures = (LinearStructure.of(linear) for linear in self._kept)
         self._own = _Mlp(*structures, ACTIVATIONS.index(activation))
         self._address = ctypes.addressof(self._own)
@@ -57,7 +56,5 @@ class Mlp:
         rows = rows.contiguous()
         output = rows.new_empty(*rows.shape[:-1], self._out_features)
         count = rows.numel() // self._in_features
-        num_at_once = min(count, self._library.rows_at_once)
-        inner = rows.new_empty(num_at_once, self._inner_size)
-        self._library.mlp(self._address, count, rows.data_ptr(), output.data_ptr(), inner.data_ptr(), num_threads())
+        self._library.mlp(self._address, count, rows.data_ptr(), output.data_ptr(), num_threads())
         return output

@@ -57,7 +57,7 @@ def packed_attention(
     if by_kernels:
         library = kernel_library()
         assert library is not None, "the tower was told to use it"
-        return attend_in_order(library, query, key, value, cu_seq_lens_q.tolist(), scaling).unsqueeze(0), None
+        return attend_in_order(module, library, query, key, value, cu_seq_lens_q.tolist(), scaling).unsqueeze(0), None
     if has_kernel(query):
         queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         output: Any = varlen_attn(

@@ -11,6 +11,7 @@ from transformers.masking_utils import sdpa_mask
 
 from raylens.cpu_kernels.attention import attend_pictures
 from raylens.cpu_kernels.library import KernelLibrary, kernel_library
+from raylens.modeling.packed_linear import row_parts
 
 ATTENTION_NAME = "raylens_tiles"
 
@@ -46,11 +47,12 @@ def tile_attention(
         return output, None
     num_tiles, _, num_patches, head_dim = query.shape
     starts = range(0, (num_tiles + 1) * num_patches, num_patches)
-    output = attend_in_order(library, query, key, value, starts, head_dim**-0.5 if scaling is None else scaling)
+    output = attend_in_order(module, library, query, key, value, starts, head_dim**-0.5 if scaling is None else scaling)
     return output.view(num_tiles, num_patches, *output.shape[1:]), None
 
 
 def attend_in_order(
+    module: nn.Module,
     library: KernelLibrary,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -61,7 +63,7 @@ def attend_in_order(
     """Takes (batch, heads, num_patches, head_dim), and returns (batch * num_patches, heads, head_dim). `starts`: the
     start of each picture on that axis, and the end of the last one."""
     queries, keys, values = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
-    return attend_pictures(library, queries, keys, values, starts, scaling=scaling)
+    return attend_pictures(library, queries, keys, values, starts, scaling=scaling, row_parts=row_parts(module))
 
 
 def _is_plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:

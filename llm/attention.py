@@ -10,7 +10,9 @@ from typing import Any, Protocol
 import torch
 from transformers import AttentionInterface
 
+from raylens.cpu_kernels.packed_weight import EXACT
 from raylens.llm.step_input import StepInput
+from raylens.modeling.packed_linear import row_parts
 
 ATTENTION_NAME = "raylens_paged"
 
@@ -41,7 +43,8 @@ class AttentionCall:
     whether a token sees only positions that are chosen for it, see `llm/attention_variants/indexers.py`.
 
     `bias`: (heads, num_tokens, distances), what a token adds to the score of a position, by its distance. `sinks`:
-    (heads, num_tokens, 1), the score of a further position, whose value is 0."""
+    (heads, num_tokens, 1), the score of a further position, whose value is 0. `row_parts`: how Raylens' kernels may
+    round, see `cpu_kernels.attention.attend`."""
 
     layer: int
     queries: torch.Tensor
@@ -53,6 +56,7 @@ class AttentionCall:
     sees_chosen: bool = False
     bias: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
+    row_parts: int = EXACT
 
 
 class AttentionBackend(Protocol):
@@ -110,7 +114,10 @@ def paged_attention(
     layer: int = module.layer_idx  # type: ignore[assignment]
     queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     own_bias, own_sinks = (None if one is None else one[0] for one in (position_bias, sinks))
-    call = AttentionCall(layer, queries, keys, values, scale, softcap, sliding_window, sees_chosen, own_bias, own_sinks)
+    parts = row_parts(module) if query.device.type == "cpu" else EXACT
+    call = AttentionCall(
+        layer, queries, keys, values, scale, softcap, sliding_window, sees_chosen, own_bias, own_sinks, parts
+    )
     return attention_metadata.attend(call).unsqueeze(0), None
 
 

@@ -12,13 +12,13 @@ _GAIN = 0.95
 
 
 class StepThreads:
-    """The number of threads of decoding steps: 1, 2, 4 and so on, up to `max_threads`."""
+    """The number of threads of decoding steps: 1, 2, 4 and so on, up to `max_threads`, which the first steps get."""
 
     def __init__(self, max_threads: int) -> None:
         powers = (1 << power for power in range(max_threads.bit_length()))
         self._numbers = [*(number for number in powers if number < max_threads), max_threads]
         self.most = max_threads
-        self._present = self._tried = 0
+        self._present = self._tried = len(self._numbers) - 1
         self._ratios = [1.0] * len(self._numbers)
         self._num_steps = 0
         self._last: tuple[int, float] | None = None

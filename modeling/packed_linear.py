@@ -192,9 +192,16 @@ def _is_packable(module: Any) -> TypeGuard[nn.Linear | QuantizedLinear]:
     return type(module) is nn.Linear and module.weight.device.type == "cpu" and module.weight.dtype in DTYPES
 
 
+def row_parts(attention: nn.Module) -> int:
+    """Returns how the attention of a module may round: as the packed layers in it do, see `PackedWeight`."""
+    layers = (module for module in attention.modules() if isinstance(module, KernelLinear))
+    return max((layer.packed_weight.row_parts for layer in layers), default=EXACT)
+
+
 @contextmanager
 def exact_products(model: nn.Module) -> Iterator[None]:
-    """Lets the packed layers of a model compute in float32, whatever they may round."""
+    """Lets the packed layers of a model, and the attention between them, compute in float32, whatever they may
+    round."""
     weights = {module.packed_weight for module in model.modules() if isinstance(module, KernelLinear)}
     parts = [(weight, weight.row_parts) for weight in weights]
     try:

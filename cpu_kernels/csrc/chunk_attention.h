@@ -186,23 +186,3 @@ inline void attend_tile(const QueryTile& tile, const AttentionArguments& call, c
     for (int64_t d = 0; d < value_dim; d++) to[d] = output[d * kPanel + lane] / sums[lane];
   }
 }
-
-// Attends with a tile of the query rows of one key head: rows [first_row, first_row + kPanel) of (tokens, group), over
-// the chunk's prompt tokens.
-inline void attend_chunk(const StepChunks& step, const LayerCache& cache, const AttentionArguments& call, int64_t chunk,
-                         int64_t first_token, int64_t kv_head, int64_t first_row) {
-  int64_t before = step.ends[chunk] - step.lengths[chunk];
-  auto sees = [&](int64_t index) {
-    int64_t position = before + index;
-    return std::pair(call.first_seen(position), position + 1);
-  };
-  int64_t length = step.num_of_prompt(chunk), group = call.heads / cache.kv_heads;
-  QueryTile tile = query_tile(first_token, length, kv_head, group, first_row, sees);
-  if (const float* spans = step.spans_of(chunk)) tile.add_spans(spans, step.ends[chunk], step.windows_cut_spans != 0);
-  const int32_t* blocks = step.blocks + step.first_blocks[chunk];
-  auto rows = [&](const float* data, int64_t dim) {
-    return SequenceRows{data + kv_head * cache.num_slots * padded(dim), padded(dim), blocks, cache.block_size};
-  };
-  attend_tile(tile, call, rows(cache.keys, cache.key_dim), cache.key_dim, rows(cache.values, cache.value_dim),
-              cache.value_dim);
-}

@@ -99,7 +99,7 @@ struct StepRows {
 
 // A layer's buffers for the step's rows, of different widths.
 struct LayerRows {
-  float *normed, *queries, *keys, *values, *attended, *inner;
+  float *normed, *queries, *keys, *values, *attended;
 };
 
 struct DecoderStep {
@@ -129,7 +129,8 @@ struct DecoderStep {
       attend(chunks, *layer.cache, call, skips, threads);
       if (is_last && narrows) keep_wanted_rows(layer);
       if (!is_last) expect(decoder.layers[i + 1]);
-      add_product(rows.attended, layer.output, layer.attention_norm);
+      add_product(input_of(num_tokens, rows.attended, layer.output.weight->num_k, {layer.output.weight}, threads),
+                  layer.output, layer.attention_norm);
       mlp(layer);
       if (i < step.num_levels) add_level(i);
     }
@@ -172,10 +173,10 @@ struct DecoderStep {
     static thread_local Scratch scratch;
     auto width = [](const Linear& linear) { return padded(linear.weight->rows_out); };
     int64_t hidden = padded(decoder.hidden_size), queries = width(layer.query), keys = width(layer.key);
-    int64_t values = width(layer.value), attended = padded(layer.output.weight->num_k), inner = width(layer.gate);
-    float* room = scratch.floats(num_tokens * (hidden + queries + keys + values + attended + inner));
+    int64_t values = width(layer.value), attended = padded(layer.output.weight->num_k);
+    float* room = scratch.floats(num_tokens * (hidden + queries + keys + values + attended));
     auto take = [&](int64_t size) { return std::exchange(room, room + num_tokens * size); };
-    rows = {take(hidden), take(queries), take(keys), take(values), take(attended), take(inner)};
+    rows = {take(hidden), take(queries), take(keys), take(values), take(attended)};
   }
 
   // Returns whether any of the rows [first, end) is wanted.
@@ -225,8 +226,17 @@ struct DecoderStep {
             rows.attended,
             heads,
             layer.window,
+            row_parts(layer),
             layer.scaling,
             layer.softcap};
+  }
+
+  // Attention rounds as the products around it do.
+  static int64_t row_parts(const DecoderLayer& layer) {
+    int64_t parts = layer.output.weight->row_parts;
+    for (const Linear* linear : {&layer.query, &layer.key, &layer.value})
+      parts = std::max(parts, linear->weight->row_parts);
+    return parts;
   }
 
   // Lets later products prefetch the keys and values of the decoding sequences in `layer`. With at least as many
@@ -257,8 +267,8 @@ struct DecoderStep {
 
   void mlp(const DecoderLayer& layer) {
     Input input = normed(layer.mlp_input_norm, {layer.gate.weight, layer.up.weight});
-    inner_rows({layer.gate, layer.up, layer.down, decoder.activation}, input, rows.inner, threads, upcoming);
-    add_product(rows.inner, layer.down, layer.mlp_norm);
+    Mlp own{layer.gate, layer.up, layer.down, decoder.activation};
+    add_product(inner_rows(own, input, threads, upcoming), layer.down, layer.mlp_norm);
   }
 
   // Returns the normed hidden states for products with `weights`.
@@ -292,9 +302,8 @@ struct DecoderStep {
     });
   }
 
-  // hidden += linear(x), or hidden += norm(linear(x)) with a norm.
-  void add_product(const float* x, const Linear& linear, const Norm& norm) {
-    Input input = input_of(num_tokens, x, linear.weight->num_k, {linear.weight}, threads);
+  // hidden += linear(input), or hidden += norm(linear(input)) with a norm.
+  void add_product(const Input& input, const Linear& linear, const Norm& norm) {
     int64_t size = decoder.hidden_size;
     Output output{norm ? rows.normed : hidden, size, linear.bias, norm ? Then::kStore : Then::kAdd};
     output.upcoming = upcoming.take(*linear.weight, input.groups.count);

@@ -14,30 +14,76 @@ struct Mlp {
   Activation activation;
 };
 
-// Writes the input of `down`, (num_rows, inner size).
-inline void inner_rows(const Mlp& mlp, const Input& input, float* inner, int threads, Upcoming& upcoming) {
-  int64_t size = mlp.first.weight->rows_out;
-  bool is_gated = mlp.up.weight != nullptr;
-  Output first{inner, size, mlp.first.bias, is_gated ? Then::kStore : Then::kActivate, mlp.activation};
-  first.upcoming = upcoming.take(*mlp.first.weight, input.groups.count);
-  Output up{inner, size, mlp.up.bias, Then::kGate, mlp.activation};
-  if (is_gated) up.upcoming = upcoming.take(*mlp.up.weight, input.groups.count);
+#if defined(__AMX_BF16__)
+// Computes the panels [from, to) of the input of `down` as tiles. A gate's panel and the same one of `up` are a pair.
+template <class Read>
+void inner_tiles(const Mlp& mlp, int64_t from, int64_t to, const Input& input, const TileTarget& target) {
+  if (mlp.up.weight == nullptr) {
+    Output output{nullptr, 0, mlp.first.bias, Then::kActivate, mlp.activation};
+    return tile_product<Read>(*mlp.first.weight, from, to, input.tiles, input.tiled, output, &target);
+  }
+  auto panel_at = [&](int64_t i) { return PanelOf{i % 2 == 0 ? mlp.first.weight : mlp.up.weight, from + i / 2}; };
+  auto finish = [&](int64_t i, int64_t row, int64_t end, const float* sums, int64_t size) {
+    PanelOf gate = panel_at(i), up = panel_at(i + 1);
+    Vec gate_bias[2] = {}, up_bias[2] = {};
+    gate.load_bias(mlp.first.bias, gate_bias);
+    up.load_bias(mlp.up.bias, up_bias);
+    for (; row < end; row++, sums += kPanel) {
+      Vec inner[2];
+      for (int half = 0; half < 2; half++) {
+        Vec own = load(sums + half * kLanes) + gate_bias[half];
+        Vec other = load(sums + size + half * kLanes) + up_bias[half];
+        inner[half] = other * activate(mlp.activation, own);
+      }
+      target.put(row, gate.index, inner);
+    }
+  };
+  TileProduct{input.tiles, input.tiled}.run<Read, 2>(2 * (to - from), panel_at, finish);
+}
+#endif
+
+// Returns the input of `down` for `input`, the one of the other products. It is valid until the thread's next call.
+inline Input inner_rows(const Mlp& mlp, const Input& input, int threads, Upcoming& upcoming) {
+  static thread_local Scratch scratch;
+  const PackedWeight &first = *mlp.first.weight, *up = mlp.up.weight, &down = *mlp.down.weight;
+  int64_t num_rows = input.groups.num_rows, size = first.rows_out;
+#if defined(__AMX_BF16__)
+  if (reads_tiles(first) && reads_tiles(down) &&
+      (up == nullptr || up->form == first.form && up->has_zeros == first.has_zeros && reads_tiles(*up))) {
+    Input inner{{num_rows}};
+    inner.tiles = {num_rows, size, down.row_parts};
+    auto* room = reinterpret_cast<uint16_t*>(scratch.floats(inner.tiles.numbers() / 2));
+    inner.tiled = room;
+    with_reader(first, [&](auto* reader) {
+      typedef std::remove_pointer_t<decltype(reader)> Read;
+      if constexpr (Read::Stored::kIsInBfloat16)
+        each_part(num_panels(size), threads,
+                  [&](int64_t from, int64_t to) { inner_tiles<Read>(mlp, from, to, input, {inner.tiles, room}); });
+    });
+    return inner;
+  }
+#endif
+  float* inner = scratch.floats(num_rows * size);
+  Output own{inner, size, mlp.first.bias, up != nullptr ? Then::kStore : Then::kActivate, mlp.activation};
+  own.upcoming = upcoming.take(first, input.groups.count);
+  Output gated{inner, size, mlp.up.bias, Then::kGate, mlp.activation};
+  if (up != nullptr) gated.upcoming = upcoming.take(*up, input.groups.count);
   each_part(num_panels(size), threads, [&](int64_t from, int64_t to) {
     // One weight after the other, because each is one stream of memory.
-    product_of_panels(*mlp.first.weight, from, to, input, first);
-    if (is_gated) product_of_panels(*mlp.up.weight, from, to, input, up);
+    product_of_panels(first, from, to, input, own);
+    if (up != nullptr) product_of_panels(*up, from, to, input, gated);
   });
+  return input_of(num_rows, inner, size, {&down}, threads);
 }
 
-// x: (num_rows, in_features), y: (num_rows, out_features). `inner` has space for kRowsAtOnce rows of the inner size.
-RAYLENS_EXPORT void raylens_mlp(const Mlp& mlp, int64_t num_rows, const float* x, float* y, float* inner, int threads) {
-  int64_t num_k = mlp.first.weight->num_k, size = mlp.first.weight->rows_out, out = mlp.down.weight->rows_out;
+// x: (num_rows, in_features), y: (num_rows, out_features).
+RAYLENS_EXPORT void raylens_mlp(const Mlp& mlp, int64_t num_rows, const float* x, float* y, int threads) {
+  int64_t num_k = mlp.first.weight->num_k, out = mlp.down.weight->rows_out;
   for (int64_t row = 0; row < num_rows; row += kRowsAtOnce) {
-    int64_t count = std::min(kRowsAtOnce, num_rows - row);
     Upcoming nothing;
-    inner_rows(mlp, input_of(count, x + row * num_k, num_k, {mlp.first.weight, mlp.up.weight}, threads), inner, threads,
-               nothing);
-    Input input = input_of(count, inner, size, {mlp.down.weight}, threads);
-    whole_product(*mlp.down.weight, input, {y + row * out, out, mlp.down.bias, Then::kStore}, threads);
+    Input input = input_of(std::min(kRowsAtOnce, num_rows - row), x + row * num_k, num_k,
+                           {mlp.first.weight, mlp.up.weight}, threads);
+    Input inner = inner_rows(mlp, input, threads, nothing);
+    whole_product(*mlp.down.weight, inner, {y + row * out, out, mlp.down.bias, Then::kStore}, threads);
   }
 }

@@ -241,7 +241,7 @@ inline Input input_of(int64_t num_rows, const float* x, int64_t num_k,
     for (auto* one : weights)
       if (one != nullptr) parts = std::max(parts, one->row_parts);
     const RowTiles& tiles = input.tiles = {num_rows, num_k, parts};
-    auto* room = reinterpret_cast<uint16_t*>(tiles_scratch.floats(tiles.count * tiles.group_numbers() / 2));
+    auto* room = reinterpret_cast<uint16_t*>(tiles_scratch.floats(tiles.numbers() / 2));
     each_group(tiles.count, [&](int group) { tiles.write(group, x, room); });
     input.tiled = room;
   }
@@ -257,8 +257,7 @@ inline void product_of_panels(const PackedWeight& weight, int64_t from, int64_t 
     typedef std::remove_pointer_t<decltype(reader)> Read;
 #if defined(__AMX_BF16__)
     if constexpr (Read::Stored::kIsInBfloat16)
-      if (reads_tiles(weight))
-        return TileProduct{weight, input.tiles, input.tiled, output}.template run<Read>(from, to);
+      if (reads_tiles(weight)) return tile_product<Read>(weight, from, to, input.tiles, input.tiled, output);
 #endif
     int64_t panel = from;
     if constexpr (Read::kHeader > 0)
@@ -268,11 +267,14 @@ inline void product_of_panels(const PackedWeight& weight, int64_t from, int64_t 
   });
 }
 
-// Calls part(from, to) for parts of [0, panels).
+// Calls part(from, to) for parts of [0, panels). A part has an even number of panels, except the last one, and at least
+// about 12 if there are enough for all threads: it reads all rows once for each chunk of k.
 template <class Part>
 void each_part(int64_t panels, int threads, const Part& part) {
-  int64_t parts = std::min<int64_t>(panels, 8 * threads);
-  pool().run(threads, static_cast<int>(parts), [&](int i) { part(panels * i / parts, panels * (i + 1) / parts); });
+  int64_t pairs = (panels + 1) / 2, most = std::clamp<int64_t>(pairs / 6, threads, 8 * threads);
+  int64_t parts = std::min(pairs, most);
+  auto start = [&](int i) { return std::min(pairs * i / parts * 2, panels); };
+  pool().run(threads, static_cast<int>(parts), [&](int i) { part(start(i), start(i + 1)); });
 }
 
 // Computes all columns for all rows.
@@ -283,7 +285,6 @@ inline void whole_product(const PackedWeight& weight, const Input& input, const 
 
 // Products take so many rows at a time, so that their temporary memory is small and stays in a cache.
 constexpr int64_t kRowsAtOnce = 256;
-RAYLENS_EXPORT int64_t raylens_rows_at_once() { return kRowsAtOnce; }
 
 // y = x w^T + bias. x: (num_rows, num_k), y: (num_rows, rows_out), bias: (rows_out,) or null.
 RAYLENS_EXPORT void raylens_product(const PackedWeight& weight, int64_t num_rows, const float* x, const float* bias,

@@ -7,15 +7,10 @@
 #pragma once
 #include <initializer_list>
 
+#include "matrix_unit.h"
 #include "product_output.h"
 
 #if defined(__AMX_BF16__)
-#include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-constexpr int64_t kTileRows = 16, kTileK = 32;
-
 // Rows of x as tiles: in groups of up to kTileRows rows, of about equal size. A group has a tile for each step of
 // kTileK and each part of the split.
 struct RowTiles {
@@ -25,6 +20,7 @@ struct RowTiles {
 
   int64_t tile_numbers() const { return size * kTileK; }
   int64_t group_numbers() const { return steps * parts * tile_numbers(); }
+  int64_t numbers() const { return count * group_numbers(); }
   int64_t first(int64_t group) const { return std::min(group * size, num_rows); }
 
   // Writes the tiles of a group of `x`, (num_rows, num_k). Rows that a last group lacks stay as they are.
@@ -40,6 +36,14 @@ struct RowTiles {
       }
   }
 
+  // Writes the numbers of a row from `k` on, a multiple of kTileK.
+  RAYLENS_INLINE void put(int64_t row, int64_t k, const Vec (&numbers)[2], uint16_t* tiles) const {
+    int64_t group = row / size;
+    uint16_t* tile =
+        tiles + group * group_numbers() + k / kTileK * parts * tile_numbers() + (row - group * size) * kTileK;
+    for (int half = 0; half < 2; half++) split((UintVec)numbers[half], tile + half * kLanes);
+  }
+
  private:
   static void put(uint16_t* to, UintVec bits) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16((__m512i)(bits >> 16)));
@@ -48,7 +52,7 @@ struct RowTiles {
   void split(UintVec bits, uint16_t* to) const {
     for (int64_t part = 0; part < parts; part++, to += tile_numbers()) {
       // The last part is rounded to the nearest number. Of three, it has no more bits than bfloat16 holds.
-      UintVec upper = part + 1 < parts ? bits & 0xffff0000u : bits + (0x7fff + (bits >> 16 & 1));
+      UintVec upper = part + 1 < parts ? bits & 0xffff0000u : rounded(bits);
       put(to, upper);
       bits = (UintVec)((Vec)bits - (Vec)upper);
     }
@@ -62,29 +66,6 @@ inline bool reads_tiles(const PackedWeight& weight) {
            return std::remove_pointer_t<decltype(reader)>::Stored::kIsInBfloat16;
          });
 }
-
-// Completes all stores to memory. GCC does not know that _tile_loadd and _tile_loadconfig read it.
-RAYLENS_INLINE void complete_stores(const void* read) { asm volatile("" : : "r"(read) : "memory"); }
-
-// Sets the thread's tile registers: 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 the weight.
-class TileRegisters {
- public:
-  explicit TileRegisters(int64_t rows) {
-    struct alignas(64) {
-      uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t row_bytes[16] = {};
-      uint8_t rows[16] = {};
-    } settings;
-    for (int tile = 0; tile < 8; tile++) {
-      settings.row_bytes[tile] = 64;
-      settings.rows[tile] = static_cast<uint8_t>(tile < 6 ? rows : kTileRows);
-    }
-    complete_stores(&settings);
-    _tile_loadconfig(&settings);
-  }
-  TileRegisters(const TileRegisters&) = delete;
-  ~TileRegisters() { _tile_release(); }
-};
 
 // The numbers of a group of a quantized weight as tiles hold them, without their scales: for each pair of k, kPanel
 // columns of two numbers of bfloat16.
@@ -136,24 +117,35 @@ struct TileNumbers<Reader<Int4, HEADER>> {
   }
 };
 
-// All groups of rows, or those of a block, with panels of a weight.
+// A panel of a weight.
+struct PanelOf {
+  const PackedWeight* weight;
+  int64_t index;
+
+  int columns() const { return static_cast<int>(std::min<int64_t>(kPanel, weight->rows_out - index * kPanel)); }
+
+  RAYLENS_INLINE void load_bias(const float* bias, Vec (&to)[2]) const {
+    if (bias != nullptr) load_columns(bias + index * kPanel, columns(), to);
+  }
+};
+
+// Products of all rows with panels of weights in one form.
 struct TileProduct {
-  const PackedWeight& weight;
   const RowTiles& rows;
   const uint16_t* x;
-  const Output& output;
 
-  // Computes the panels [from, to).
-  template <class Read>
-  void run(int64_t from, int64_t to) const {
+  // Computes the panels panel_at(i) for i in [0, count), `TOGETHER` at a time. Calls finish(i, from, to, sums, size)
+  // for the rows [from, to) of the panels from i on, with sums of (TOGETHER, size).
+  template <class Read, int TOGETHER, class PanelAt, class Finish>
+  void run(int64_t count, const PanelAt& panel_at, const Finish& finish) const {
     TileRegisters registers(rows.size);
     switch (rows.parts) {
       case 1:
-        return run_blocks<Read, 1>(from, to);
+        return run_blocks<Read, TOGETHER, 1>(count, panel_at, finish);
       case 2:
-        return run_blocks<Read, 2>(from, to);
+        return run_blocks<Read, TOGETHER, 2>(count, panel_at, finish);
       default:
-        return run_blocks<Read, 3>(from, to);
+        return run_blocks<Read, TOGETHER, 3>(count, panel_at, finish);
     }
   }
 
@@ -164,19 +156,24 @@ struct TileProduct {
   // The L2 cache holds the tiles of some groups for kChunk, and the L1 cache the weights for kDepth.
   static constexpr int64_t kTilesBytes = 1200 * 1024, kChunk = 1536, kDepth = 256, kQuantizedDepth = 512;
 
-  template <class Read, int PARTS>
-  void run_blocks(int64_t from, int64_t to) const {
+  template <class Read, int TOGETHER, int PARTS, class PanelAt, class Finish>
+  void run_blocks(int64_t count, const PanelAt& panel_at, const Finish& finish) const {
     static thread_local Scratch scratch;
     int64_t group_bytes = 2 * PARTS * rows.tile_numbers() * std::min(rows.steps, kChunk / kTileK);
-    int64_t at_once = std::max<int64_t>(4, kTilesBytes / group_bytes / 2 * 2);
+    int64_t most = std::max<int64_t>(4, kTilesBytes / group_bytes), blocks = (rows.count + most - 1) / most;
+    int64_t at_once = (rows.count + 2 * blocks - 1) / (2 * blocks) * 2;
     for (int64_t first = 0; first < rows.count; first += at_once) {
       int64_t end = std::min(first + at_once, rows.count), size = (end - first) * rows.size * kPanel;
-      float* sums = scratch.floats((to - from) * size);
-      for (int64_t k = 0, next = weight.num_k; k < weight.num_k; k = next)
-        for (int64_t panel = from; panel < to; panel++)
-          next = run_chunk<Read, PARTS>(panel, k, first, end, sums + (panel - from) * size);
-      for (int64_t panel = from; panel < to; panel++)
-        finish(panel, rows.first(first), rows.first(end), sums + (panel - from) * size);
+      int64_t kept = rows.num_k > kChunk ? count : TOGETHER;  // panels
+      float* sums = scratch.floats(kept * size);
+      for (int64_t k = 0, next = 0; k < rows.num_k; k = next)
+        for (int64_t i = 0; i < count; i++) {
+          PanelOf panel = panel_at(i), later = panel_at(std::min(i + 1, count - 1));
+          float* own = sums + i % kept * size;
+          next = run_chunk<Read, PARTS>(panel, later, k, first, end, own);
+          if (next == rows.num_k && i % TOGETHER == TOGETHER - 1)
+            finish(i + 1 - TOGETHER, rows.first(first), rows.first(end), own - (TOGETHER - 1) * size, size);
+        }
     }
   }
 
@@ -188,16 +185,11 @@ struct TileProduct {
     int steps = static_cast<int>((count + kTileK - 1) / kTileK);
   };
 
-  // The weights that are needed next: each step prefetches some lines into the L2 cache.
-  struct Next {
-    const char* place;
-    int64_t lines;
-  };
-
   // Returns those from `k` on.
   template <class Read>
-  Depth depth_at(int64_t panel, int64_t k) const {
-    const char* own = weight.panels + panel * Read::panel_bytes(weight);
+  Depth depth_at(const PanelOf& panel, int64_t k) const {
+    const PackedWeight& weight = *panel.weight;
+    const char* own = weight.panels + panel.index * Read::panel_bytes(weight);
     const char* units = own + Read::place(weight, k);
     int64_t left = weight.num_k - k;
     if (Read::kHeader == 0) return {k, left < kTileK ? left : std::min(left / kTileK * kTileK, kDepth), units, nullptr};
@@ -208,12 +200,13 @@ struct TileProduct {
 
   // Adds about kChunk of a panel, from `k` on, to the sums of the groups [first, last). Returns the end.
   template <class Read, int PARTS>
-  int64_t run_chunk(int64_t panel, int64_t k, int64_t first, int64_t last, float* sums) const {
+  int64_t run_chunk(const PanelOf& panel, const PanelOf& later, int64_t k, int64_t first, int64_t last,
+                    float* sums) const {
     static thread_local Scratch expanded;
     char* room = reinterpret_cast<char*>(expanded.floats(kQuantizedDepth * kPanel / 2));
-    const char* next_panel = depth_at<Read>(panel + 1, k).units;
+    const char* next_panel = depth_at<Read>(later, k).units;
     constexpr int64_t kLines = kTileK / Read::kUnit * Read::kUnitBytes / 64;
-    int64_t end = std::min(k + kChunk, weight.num_k), pairs = (last - first + 1) / 2;
+    int64_t end = std::min(k + kChunk, rows.num_k), pairs = (last - first + 1) / 2;
     while (k < end) {
       Depth depth = depth_at<Read>(panel, k);
       const uint16_t* tiles = x + k / kTileK * PARTS * rows.tile_numbers();
@@ -225,7 +218,7 @@ struct TileProduct {
       bool is_in_place = Read::kHeader == 0 && depth.count % kTileK == 0;
       if (!is_in_place) expand<Read>(depth.units, TileNumbers<Read>(depth.header), depth.count, room);
       const char* numbers = is_in_place ? depth.units : room;
-      Next next{k < end ? depth_at<Read>(panel, k).units : next_panel, (kLines + pairs - 1) / pairs};
+      NextLines next{k < end ? depth_at<Read>(panel, k).units : next_panel, (kLines + pairs - 1) / pairs};
       for (int64_t group = first; group < last; group += 2) {
         const uint16_t* from = tiles + group * rows.group_numbers();
         float* to = sums + (group - first) * rows.size * kPanel;
@@ -247,12 +240,12 @@ struct TileProduct {
         expand<Read>(depth.units + k / Read::kUnit * Read::kUnitBytes, numbers, std::min(kTileK, depth.count - k),
                      place(k));
     };
-    Next nothing = {};
+    NextLines nothing;
     clear_sums<1>();
     expand_step(0);
     for (int64_t k = 0; k < depth.count; k += kTileK, from += PARTS * rows.tile_numbers()) {
       expand_step(k + kTileK);
-      multiply<PARTS, 1>(from, place(k), 1, nothing);
+      multiply_tiles<PARTS, 1>(from, nullptr, rows.tile_numbers(), place(k), 1, nothing);
     }
     add_scaled<1>(depth, sums);
   }
@@ -275,76 +268,21 @@ struct TileProduct {
     std::memset(to + bytes, 0, (kTileK - 1 - (count - 1) % kTileK) / 2 * kPairBytes);
   }
 
-  // The registers of the sums of one or two groups, (groups * size, kPanel), from or to memory.
-  template <int GROUPS>
-  RAYLENS_INLINE void clear_sums() const {
-    _tile_zero(0);
-    _tile_zero(1);
-    if constexpr (GROUPS > 1) {
-      _tile_zero(2);
-      _tile_zero(3);
-    }
-  }
-
-  template <int GROUPS>
-  RAYLENS_INLINE void load_sums(const float* from) const {
-    complete_stores(from);
-    _tile_loadd(0, from, kPairBytes);
-    _tile_loadd(1, from + kLanes, kPairBytes);
-    if constexpr (GROUPS > 1) {
-      _tile_loadd(2, from + rows.size * kPanel, kPairBytes);
-      _tile_loadd(3, from + rows.size * kPanel + kLanes, kPairBytes);
-    }
-  }
-
-  template <int GROUPS>
-  RAYLENS_INLINE void store_sums(float* to) const {
-    _tile_stored(0, to, kPairBytes);
-    _tile_stored(1, to + kLanes, kPairBytes);
-    if constexpr (GROUPS > 1) {
-      _tile_stored(2, to + rows.size * kPanel, kPairBytes);
-      _tile_stored(3, to + rows.size * kPanel + kLanes, kPairBytes);
-    }
-  }
-
-  // Adds some steps of one or two groups to their sums in the registers.
-  template <int PARTS, int GROUPS>
-  RAYLENS_INLINE void multiply(const uint16_t* from, const char* numbers, int steps, Next& next) const {
-    complete_stores(numbers);
-    int64_t tile = rows.tile_numbers();
-    const uint16_t* other = from + rows.group_numbers();
-    for (int step = 0; step < steps; step++, numbers += kStepBytes) {
-      for (int64_t line = 0; line < next.lines; line++, next.place += 64) __builtin_prefetch(next.place, 0, 2);
-      _tile_loadd(6, numbers, kPairBytes);
-      _tile_loadd(7, numbers + kPairBytes / 2, kPairBytes);
-      for (int part = 0; part < PARTS; part++, from += tile, other += tile) {
-        _tile_loadd(4, from, 2 * kTileK);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        if constexpr (GROUPS > 1) {
-          _tile_loadd(5, other, 2 * kTileK);
-          _tile_dpbf16ps(2, 5, 6);
-          _tile_dpbf16ps(3, 5, 7);
-        }
-      }
-    }
-  }
-
   // Adds some k of one or two groups to `sums`, in memory.
   template <int PARTS, int GROUPS>
-  RAYLENS_INLINE void add(const uint16_t* from, const Depth& depth, const char* numbers, Next& next,
+  RAYLENS_INLINE void add(const uint16_t* from, const Depth& depth, const char* numbers, NextLines& next,
                           float* sums) const {
     bool is_scaled = depth.header != nullptr;
-    is_scaled || depth.k == 0 ? clear_sums<GROUPS>() : load_sums<GROUPS>(sums);
-    multiply<PARTS, GROUPS>(from, numbers, depth.steps, next);
-    is_scaled ? add_scaled<GROUPS>(depth, sums) : store_sums<GROUPS>(sums);
+    is_scaled || depth.k == 0 ? clear_sums<GROUPS>() : load_sums<GROUPS>(sums, rows.size);
+    multiply_tiles<PARTS, GROUPS>(from, from + rows.group_numbers(), rows.tile_numbers(), numbers, depth.steps, next);
+    is_scaled ? add_scaled<GROUPS>(depth, sums) : store_sums<GROUPS>(sums, rows.size);
   }
 
   // Adds the sums in the registers, times the scales, to `sums`.
   template <int GROUPS>
   RAYLENS_INLINE void add_scaled(const Depth& depth, float* sums) const {
     alignas(64) float products[2 * kTileRows * kPanel];
-    store_sums<GROUPS>(products);
+    store_sums<GROUPS>(products, rows.size);
     Vec scale[2] = {load(depth.header), load(depth.header + kLanes)};
     for (int64_t i = 0; i < GROUPS * rows.size * kPanel; i += kPanel)
       for (int half = 0; half < 2; half++) {
@@ -353,26 +291,44 @@ struct TileProduct {
         store(to, depth.k == 0 ? product : load(to) + product);
       }
   }
+};
 
-  // Adds the bias to the rows [from, to) of a panel and stores them.
-  void finish(int64_t panel, int64_t from, int64_t to, const float* sums) const {
-    int columns = static_cast<int>(std::min<int64_t>(kPanel, weight.rows_out - panel * kPanel));
-    Vec bias[2] = {};
-    if (output.bias != nullptr) load_columns(output.bias + panel * kPanel, columns, bias);
-    for (int64_t row = from; row < to; row++, sums += kPanel) {
-      Vec own[2];
-      for (int half = 0; half < 2; half++) own[half] = load(sums + half * kLanes) + bias[half];
-      finish_columns(output, output.y + row * output.stride + panel * kPanel, columns, own);
-    }
+// Room for the x of a further product.
+struct TileTarget {
+  const RowTiles& rows;
+  uint16_t* tiles;
+
+  // Writes a row's numbers of a panel.
+  RAYLENS_INLINE void put(int64_t row, int64_t panel, const Vec (&numbers)[2]) const {
+    rows.put(row, panel * kPanel, numbers, tiles);
   }
 };
 
-// Asks the system for the matrix unit. Returns whether this process may use it.
-RAYLENS_EXPORT int64_t raylens_is_usable() {
-  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+// Computes the panels [from, to) of a weight for all rows. With a `target`, which is for Then::kActivate, they go
+// there.
+template <class Read>
+void tile_product(const PackedWeight& weight, int64_t from, int64_t to, const RowTiles& rows, const uint16_t* x,
+                  const Output& output, const TileTarget* target = nullptr) {
+  auto panel_at = [&](int64_t i) { return PanelOf{&weight, from + i}; };
+  auto finish = [&](int64_t i, int64_t row, int64_t end, const float* sums, int64_t) {
+    PanelOf panel = panel_at(i);
+    int columns = panel.columns();
+    Vec bias[2] = {};
+    panel.load_bias(output.bias, bias);
+    for (; row < end; row++, sums += kPanel) {
+      Vec own[2];
+      for (int half = 0; half < 2; half++) own[half] = load(sums + half * kLanes) + bias[half];
+      if (target == nullptr) {
+        finish_columns(output, output.y + row * output.stride + panel.index * kPanel, columns, own);
+        continue;
+      }
+      for (Vec& half : own) half = activate(output.activation, half);
+      target->put(row, panel.index, own);
+    }
+  };
+  TileProduct{rows, x}.run<Read, 1>(to - from, panel_at, finish);
 }
+
 #else
 inline bool reads_tiles(const PackedWeight&) { return false; }
-RAYLENS_EXPORT int64_t raylens_is_usable() { return 1; }
 #endif

@@ -75,4 +75,4 @@ class KernelStep:
         cache, rows = self.caches[call.layer], (call.queries, call.keys, call.values)
         numbers = (call.scaling, call.softcap, call.window)
         chunks = self.without_window if call.window is None else self.chunks
-        return attend(self.library, chunks, cache, *rows, *numbers)
+        return attend(self.library, chunks, cache, *rows, *numbers, row_parts=call.row_parts)

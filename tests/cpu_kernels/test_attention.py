@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 
 from raylens.cpu_kernels.attention import NO_SPAN, LayerCache, StepChunks, attend
 from raylens.cpu_kernels.library import KernelLibrary
+from raylens.cpu_kernels.packed_weight import EXACT
 
 EVERY_LIBRARY = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+ROUNDED = 1
+"""The `row_parts` that let the library for AMX round. The others compute in float32 as before."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def slots(told: Told, layer: Layer, start: int = 0) -> torch.Tensor:
     return torch.tensor(told.blocks)[positions // layer.block_size] * layer.block_size + positions % layer.block_size
 
 
-def run(library: KernelLibrary, layer: Layer, sequences: list[Told]) -> list[torch.Tensor]:
+def run(library: KernelLibrary, layer: Layer, sequences: list[Told], row_parts: int = EXACT) -> list[torch.Tensor]:
     """Each sequence's output, (num_new, heads, value_dim). What no sequence owns of the cache holds NaN, which would
     show in any result."""
     num_blocks = max(max(told.blocks) for told in sequences) + 1
@@ -104,13 +107,15 @@ def run(library: KernelLibrary, layer: Layer, sequences: list[Told]) -> list[tor
         scaling=layer.key_dim**-0.5,
         softcap=layer.softcap,
         window=layer.window,
+        row_parts=row_parts,
     )
     return list(torch.split(output, [told.num_new for told in sequences]))
 
 
-def reference(layer: Layer, told: Told) -> torch.Tensor:
-    """By the definition, in float64."""
-    keys, values = (kept.double().repeat_interleave(layer.group, dim=1) for kept in (told.keys, told.values))
+def reference(layer: Layer, told: Told, *, rounds: bool = False) -> torch.Tensor:
+    """By the definition, in float64. `rounds`: with values in bfloat16."""
+    rounded = told.values.bfloat16() if rounds else told.values
+    keys, values = (kept.double().repeat_interleave(layer.group, dim=1) for kept in (told.keys, rounded))
     positions = torch.arange(told.length)
     queries = positions[told.length - told.num_new :]
     scores = torch.einsum("qhd,khd->hqk", told.queries[queries].double(), keys) * layer.key_dim**-0.5
@@ -178,21 +183,40 @@ def test_any_step_attends_as_defined(library: KernelLibrary, data: st.DataObject
         assert torch.equal(run(library, layer, [alone])[0], output), "other than alone and on blocks in order"
 
 
+@EVERY_LIBRARY
+@given(data=st.data(), layer=layers())
+def test_prompts_weigh_values_in_bfloat16_where_they_may(
+    library: KernelLibrary, data: st.DataObject, layer: Layer
+) -> None:
+    sequences = data.draw(steps(layer))
+    outputs = run(library, layer, sequences, ROUNDED)
+    for told, output in zip(sequences, outputs, strict=True):
+        of_prompt = max(0, told.num_prompt - (told.length - told.num_new))
+        expected = reference(layer, told, rounds=library.build == "amx")[:of_prompt]
+        # The weights of the softmax are rounded, too, each by at most 2^-9 of itself.
+        error = 2**-9 * told.values.abs().max().item() + 2e-5
+        torch.testing.assert_close(output[:of_prompt], expected, rtol=1e-4, atol=error)
+        torch.testing.assert_close(output[of_prompt:], reference(layer, told)[of_prompt:], rtol=1e-4, atol=2e-5)
+        alone = replace(told, blocks=list(range(len(told.blocks))))
+        assert torch.equal(run(library, layer, [alone], ROUNDED)[0], output), "other than alone and on blocks in order"
+
+
+@pytest.mark.parametrize("row_parts", [EXACT, ROUNDED])
 @pytest.mark.parametrize("window", [None, 50, 130])
-def test_a_prompt_may_be_cut_anywhere(library: KernelLibrary, window: int | None) -> None:
+def test_a_prompt_may_be_cut_anywhere(library: KernelLibrary, window: int | None, row_parts: int) -> None:
     """To the last bit, and between single tokens: what others are in a step decides where a prompt is cut. Generated
     tokens may be computed again in one go, after a preemption."""
     layer = Layer(window=window)
     spans = [0 if 20 <= position < 60 else 1 if 130 <= position < 240 else NO_SPAN for position in range(300)]
     for num_prompt, own in ((300, []), (300, spans), (270, spans), (0, [])):
         whole = replace(make_sequence(layer, 300, 300, list(range(75)), 0, num_prompt), spans=own)
-        (expected,) = run(library, layer, [whole])
+        (expected,) = run(library, layer, [whole], row_parts)
         for cut in (2, 7, 128, 129, 250, 270, 298, 299):
-            assert torch.equal(run(library, layer, [replace(whole, num_new=300 - cut)])[0], expected[cut:])
+            assert torch.equal(run(library, layer, [replace(whole, num_new=300 - cut)], row_parts)[0], expected[cut:])
         for end in (260, 270, 280):
             queries, keys, values = whole.queries[:end], whole.keys[:end], whole.values[:end]
             single = Told(queries, keys, values, whole.blocks, 1, min(num_prompt, end), whole.spans[:end])
-            assert torch.equal(run(library, layer, [single])[0], expected[end - 1 : end])
+            assert torch.equal(run(library, layer, [single], row_parts)[0], expected[end - 1 : end])
 
 
 @pytest.mark.parametrize("num_prompt", [1, 2])
