@@ -24,6 +24,8 @@ RAY_ENVIRONMENT = {
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",  # Ray's 5 end a proxy that starts late because others compute
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "raylens.deployments.endpoint.request_headers:middlewares",
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",  # Ray's 0.1 doubles the cost of an idle controller
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "2000",  # Ray's 100 wakes each replica, and each handle in it, all the time
+    "RAY_SERVE_AUTOSCALING_METRIC_RECORD_INTERVAL_FACTOR": "0.5",  # of a second, see routing/work_scaling.py
 }
 
 ONE_MACHINE = {

@@ -22,7 +22,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 
 CALLS = "calls"
 """Key of the number of calls in a replica's report."""
-_REPORT_SECONDS = 0.25
+_REPORT_SECONDS = 0.5
 _WINDOW_SECONDS = 1.0
 """Averaging window of reports: a shorter burst starts no replica."""
 

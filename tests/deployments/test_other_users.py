@@ -4,13 +4,15 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import pytest
 
-from raylens.deployments.cluster.other_users import MOST, close_excess
+from raylens.deployments.cluster.other_users import MOST, bounded_connections, close_excess
 from raylens.deployments.cluster.server_processes import marked, owned_processes
 from tests.listening import NOBODY, connections_of_nobody
 from tests.waiting import wait_until
@@ -76,3 +78,21 @@ def test_a_hundred_of_another_user_stay(folder: Path, host: str, family: socket.
             assert (num_closed(), told) == (NUM_FOREIGN - MOST, {(NOBODY, server.port)})
             close_excess(folder, public_port=0, told=set())
             assert num_closed() == NUM_FOREIGN - MOST
+
+
+def test_connections_are_counted_when_new_ones_could_be_too_many(folder: Path) -> None:
+    checks = Mock(wraps=close_excess)
+    with (
+        patch("raylens.deployments.cluster.other_users.close_excess", checks),
+        patch("raylens.deployments.cluster.other_users._LEAST_OFTEN_SECONDS", 1e9),
+        server_at(folder, "127.0.0.1", socket.AF_INET) as server,
+        bounded_connections(folder, public_port=0),
+    ):
+        wait_until(lambda: checks.call_count == 1)
+        with connections_of_nobody([server.port] * (MOST - 10)) as num_closed:
+            wait_until(lambda: server.ends() == MOST - 10)
+            time.sleep(0.5)
+            assert checks.call_count == 1, "fewer than the most were accepted since"
+            with connections_of_nobody([server.port] * 40) as num_more_closed:
+                wait_until(lambda: num_closed() + num_more_closed() == 30)
+                assert checks.call_count > 1
