@@ -143,8 +143,8 @@ def attend(
     float32, with kv_heads for `keys` and `values`. Returns (num_tokens, heads, value_dim).
 
     `softcap`: bounds the scaled scores as softcap * tanh(score / softcap). `window`: the size of the sliding window,
-    which includes the position itself; None: all earlier positions. `row_parts`: with 1, the library for AMX rounds a
-    prompt's queries, keys, values and weights to bfloat16, as a `PackedWeight` rounds its rows."""
+    which includes the position itself; None: all earlier positions. `row_parts`: with 1, the library for AMX rounds the
+    values that a prompt's tokens see, and their weights, to bfloat16, as a `PackedWeight` rounds its rows."""
     call, tensors = _AttentionArguments.of((queries, keys, values), scaling, softcap, window, row_parts=row_parts)
     library.attend(step.address, cache.address, ctypes.addressof(call), num_threads())
     return tensors[-1]

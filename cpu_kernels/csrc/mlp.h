@@ -15,30 +15,29 @@ struct Mlp {
 };
 
 #if defined(__AMX_BF16__)
-// Computes the panels [from, to) of the input of `down` as tiles. A gate's panel and the same one of `up` are a pair.
-template <class Read>
-void inner_tiles(const Mlp& mlp, int64_t from, int64_t to, const Input& input, const TileTarget& target) {
-  if (mlp.up.weight == nullptr) {
-    Output output{nullptr, 0, mlp.first.bias, Then::kActivate, mlp.activation};
-    return tile_product<Read>(*mlp.first.weight, from, to, input.tiles, input.tiled, output, &target);
-  }
-  auto panel_at = [&](int64_t i) { return PanelOf{i % 2 == 0 ? mlp.first.weight : mlp.up.weight, from + i / 2}; };
+// Writes the panels [from, to) of the input of `down` as `tiles`, which `rows` describes. A gate's panel and the same
+// one of `up` are computed together.
+template <class Read, bool IS_GATED>
+void inner_tiles(const Mlp& mlp, int64_t from, int64_t to, const Input& input, const RowTiles& rows, uint16_t* tiles) {
+  constexpr int kTogether = IS_GATED ? 2 : 1;
+  auto panel_at = [&](int64_t i) {
+    return PanelOf{i % kTogether == 0 ? mlp.first.weight : mlp.up.weight, from + i / kTogether};
+  };
   auto finish = [&](int64_t i, int64_t row, int64_t end, const float* sums, int64_t size) {
-    PanelOf gate = panel_at(i), up = panel_at(i + 1);
-    Vec gate_bias[2] = {}, up_bias[2] = {};
-    gate.load_bias(mlp.first.bias, gate_bias);
-    up.load_bias(mlp.up.bias, up_bias);
+    PanelOf first = panel_at(i);
+    Vec bias[2] = {}, up_bias[2] = {};
+    first.load_bias(mlp.first.bias, bias);
+    if (IS_GATED) panel_at(i + 1).load_bias(mlp.up.bias, up_bias);
     for (; row < end; row++, sums += kPanel) {
       Vec inner[2];
       for (int half = 0; half < 2; half++) {
-        Vec own = load(sums + half * kLanes) + gate_bias[half];
-        Vec other = load(sums + size + half * kLanes) + up_bias[half];
-        inner[half] = other * activate(mlp.activation, own);
+        inner[half] = activate(mlp.activation, load(sums + half * kLanes) + bias[half]);
+        if (IS_GATED) inner[half] *= load(sums + size + half * kLanes) + up_bias[half];
       }
-      target.put(row, gate.index, inner);
+      rows.put(row, first.index * kPanel, inner, tiles);
     }
   };
-  TileProduct{input.tiles, input.tiled}.run<Read, 2>(2 * (to - from), panel_at, finish);
+  TileProduct{input.tiles, input.tiled}.run<Read, kTogether>(kTogether * (to - from), panel_at, finish);
 }
 #endif
 
@@ -57,8 +56,10 @@ inline Input inner_rows(const Mlp& mlp, const Input& input, int threads, Upcomin
     with_reader(first, [&](auto* reader) {
       typedef std::remove_pointer_t<decltype(reader)> Read;
       if constexpr (Read::Stored::kIsInBfloat16)
-        each_part(num_panels(size), threads,
-                  [&](int64_t from, int64_t to) { inner_tiles<Read>(mlp, from, to, input, {inner.tiles, room}); });
+        each_part(num_panels(size), threads, [&](int64_t from, int64_t to) {
+          up != nullptr ? inner_tiles<Read, true>(mlp, from, to, input, inner.tiles, room)
+                        : inner_tiles<Read, false>(mlp, from, to, input, inner.tiles, room);
+        });
     });
     return inner;
   }

@@ -60,7 +60,7 @@ struct AttentionArguments {
   float* output;  // (num_tokens, heads, value_dim)
   int64_t heads;
   int64_t window;     // the size of the sliding window, the position itself included; 0: all earlier positions
-  int64_t row_parts;  // as a PackedWeight's: 1 lets the matrix unit round queries, keys, values and weights
+  int64_t row_parts;  // as a PackedWeight's: 1 lets the matrix unit round values and their weights
   float scaling;
   float softcap;  // 0: none
 

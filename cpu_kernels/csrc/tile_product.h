@@ -293,22 +293,10 @@ struct TileProduct {
   }
 };
 
-// Room for the x of a further product.
-struct TileTarget {
-  const RowTiles& rows;
-  uint16_t* tiles;
-
-  // Writes a row's numbers of a panel.
-  RAYLENS_INLINE void put(int64_t row, int64_t panel, const Vec (&numbers)[2]) const {
-    rows.put(row, panel * kPanel, numbers, tiles);
-  }
-};
-
-// Computes the panels [from, to) of a weight for all rows. With a `target`, which is for Then::kActivate, they go
-// there.
+// Computes the panels [from, to) of a weight for all rows.
 template <class Read>
 void tile_product(const PackedWeight& weight, int64_t from, int64_t to, const RowTiles& rows, const uint16_t* x,
-                  const Output& output, const TileTarget* target = nullptr) {
+                  const Output& output) {
   auto panel_at = [&](int64_t i) { return PanelOf{&weight, from + i}; };
   auto finish = [&](int64_t i, int64_t row, int64_t end, const float* sums, int64_t) {
     PanelOf panel = panel_at(i);
@@ -318,12 +306,7 @@ void tile_product(const PackedWeight& weight, int64_t from, int64_t to, const Ro
     for (; row < end; row++, sums += kPanel) {
       Vec own[2];
       for (int half = 0; half < 2; half++) own[half] = load(sums + half * kLanes) + bias[half];
-      if (target == nullptr) {
-        finish_columns(output, output.y + row * output.stride + panel.index * kPanel, columns, own);
-        continue;
-      }
-      for (Vec& half : own) half = activate(output.activation, half);
-      target->put(row, panel.index, own);
+      finish_columns(output, output.y + row * output.stride + panel.index * kPanel, columns, own);
     }
   };
   TileProduct{rows, x}.run<Read, 1>(to - from, panel_at, finish);

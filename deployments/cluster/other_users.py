@@ -59,10 +59,8 @@ def bounded_connections(folder: Path, public_port: int) -> Iterator[None]:
     over, told = threading.Event(), set[tuple[int, int]]()
 
     def watch() -> None:
-        checked, left = (
-            0,
-            -1,
-        )  # accepted connections at the last check, and how many more leave every user within bounds
+        checked = 0  # accepted connections at the last check
+        left = -1  # how many more cannot put a user over the bound
         due = 0.0
         while not over.wait(_PERIOD_SECONDS):
             try:
