@@ -198,6 +198,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(app_url: str, tmp_path: Path)
     requests, out = written(tmp_path / "in", map(question, range(number))), tmp_path / "out"
     with subprocess.Popen(command(requests, out, app_url)) as run:
         wait_until(lambda: out.exists() and out.read_bytes().count(b"\n") >= 20)
+        run.send_signal(signal.SIGSTOP)  # a quick server answers all the rest while the second run starts
         second = batch(requests, out, app_url)
         assert (second.returncode, second.stderr) == (2, f"raylens: another `raylens batch` writes to {out}\n")
         run.kill()
