@@ -13,7 +13,7 @@ import torch
 from raylens.cpu_kernels.huge_pages import HugePages
 from raylens.cpu_kernels.library import KernelLibrary
 from raylens.cpu_kernels.packed_weight import EXACT
-from raylens.cpu_kernels.structures import Memory, address_of, addresses, floats, integers
+from raylens.cpu_kernels.structures import Memory, RowsStructure, address_of, addresses, floats, integers
 from raylens.cpu_kernels.threads import num_threads
 
 NO_SPAN = -1
@@ -35,13 +35,9 @@ class _StepChunks(ctypes.Structure):
     ]
 
 
-class _Rows(ctypes.Structure):
-    _fields_ = addresses("data") + integers("token_stride", "head_stride")
-
-
 class _AttentionArguments(ctypes.Structure):
     _fields_ = [
-        *((name, _Rows) for name in ("queries", "keys", "values")),
+        *((name, RowsStructure) for name in ("queries", "keys", "values")),
         *addresses("output"),
         *integers("heads", "window", "row_parts"),
         *floats("scaling", "softcap"),
@@ -62,8 +58,8 @@ class _AttentionArguments(ctypes.Structure):
         tensors = [rows if rows.stride(-1) == 1 else rows.contiguous() for rows in given]
         queries, _, values = tensors
         tensors.append(queries.new_empty(*queries.shape[:2], values.shape[2]))
-        *rows, (output, *_) = ((tensor.data_ptr(), *tensor.stride()[:2]) for tensor in tensors)
-        return cls(*rows, output, queries.shape[1], window or 0, row_parts, scaling, softcap or 0.0), tensors
+        *rows, output = map(RowsStructure.of, tensors)
+        return cls(*rows, output.data, queries.shape[1], window or 0, row_parts, scaling, softcap or 0.0), tensors
 
 
 class _Pictures(ctypes.Structure):

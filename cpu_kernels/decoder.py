@@ -11,17 +11,11 @@ import torch
 from raylens.cpu_kernels.attention import LayerCache, StepChunks
 from raylens.cpu_kernels.library import KernelLibrary
 from raylens.cpu_kernels.mlp import ACTIVATIONS, Activation, Linear, LinearStructure
+from raylens.cpu_kernels.norm import Norm, NormStructure
 from raylens.cpu_kernels.packed_weight import PackedWeight
+from raylens.cpu_kernels.rotary import Rope, RopeStructure
 from raylens.cpu_kernels.structures import address_of, addresses, floats, integers
 from raylens.cpu_kernels.threads import num_threads
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """x / sqrt(mean(x * x) + eps) * weight. `weight`: (dim,), float32."""
-
-    weight: torch.Tensor
-    eps: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +24,6 @@ class Embedding:
 
     weight: PackedWeight
     scale: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary embeddings that rotate the first half of a head's first `dim` numbers with the second half.
-
-    `cosines` and `sines`: (positions, dim), float32. `axes`: (dim,), int64, the axis of the positions that rotates a
-    number."""
-
-    cosines: torch.Tensor
-    sines: torch.Tensor
-    axes: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,30 +53,13 @@ class DecoderLayer:
     window: int | None
 
 
-class _Norm(ctypes.Structure):
-    _fields_ = addresses("weight") + floats("eps")
-
-    @classmethod
-    def of(cls, norm: Norm | None) -> "_Norm":
-        return cls() if norm is None else cls(norm.weight.data_ptr(), norm.eps)
-
-
-class _Rope(ctypes.Structure):
-    _fields_ = addresses("cosines", "sines", "axes") + integers("dim", "num_positions")
-
-    @classmethod
-    def of(cls, rope: Rope) -> "_Rope":
-        num_positions, dim = rope.cosines.shape
-        return cls(*map(address_of, (rope.cosines, rope.sines, rope.axes)), dim, num_positions)
-
-
 _NORMS = ("input_norm", "query_norm", "key_norm", "attention_norm", "mlp_input_norm", "mlp_norm")
 _LINEARS = ("query", "key", "value", "output", "gate", "up", "down")
 
 
 class _DecoderLayer(ctypes.Structure):
     _fields_: ClassVar[Any] = [
-        *((name, _Norm) for name in _NORMS),
+        *((name, NormStructure) for name in _NORMS),
         *((name, LinearStructure) for name in _LINEARS),
         *addresses("cache"),
         *integers("rope", "window"),
@@ -103,7 +68,7 @@ class _DecoderLayer(ctypes.Structure):
 
     @classmethod
     def of(cls, layer: DecoderLayer) -> "_DecoderLayer":
-        norms = (_Norm.of(getattr(layer, name)) for name in _NORMS)
+        norms = (NormStructure.of(getattr(layer, name)) for name in _NORMS)
         linears = (LinearStructure.of(getattr(layer, name)) for name in _LINEARS)
         numbers = (layer.rope, layer.window or 0, layer.scaling, layer.softcap or 0.0)
         return cls(*norms, *linears, layer.cache.address, *numbers)
@@ -113,7 +78,7 @@ class _Decoder(ctypes.Structure):
     _fields_ = [
         *addresses("layers", "ropes", "embedding"),
         *integers("num_layers", "num_ropes", "hidden_size", "heads", "activation"),
-        ("final_norm", _Norm),
+        ("final_norm", NormStructure),
         ("head", LinearStructure),
         *floats("embedding_scale"),
     ]
@@ -153,7 +118,7 @@ class Decoder:
             hidden_size=hidden_size,
             heads=heads,
             activation=ACTIVATIONS.index(activation),
-            final_norm=_Norm.of(final_norm),
+            final_norm=NormStructure.of(final_norm),
             head=LinearStructure.of(head),
         )
         if embedding is not None:
@@ -161,7 +126,7 @@ class Decoder:
         self._set_ropes(ropes)
 
     def _set_ropes(self, ropes: Sequence[Rope]) -> None:
-        self._kept_ropes, self._ropes = ropes, (_Rope * len(ropes))(*map(_Rope.of, ropes))
+        self._kept_ropes, self._ropes = ropes, (RopeStructure * len(ropes))(*map(RopeStructure.of, ropes))
         self._own.ropes = ctypes.addressof(self._ropes)
         self._address = ctypes.addressof(self._own)
 

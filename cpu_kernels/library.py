@@ -34,6 +34,8 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "mlp": ([_address, _integer, _address, _address, _threads], None),
     "attend": ([_address, _address, _address, _threads], None),
     "attend_pictures": ([_address, _address, _threads], None),
+    "norm": ([_address, _address, _integer, _integer, _address, _threads], None),
+    "rotate": ([_address, _threads], None),
     "delta_rows": ([_address, _threads], None),
     "choose": ([_address, _integer, _integer, _address, _address, _threads], None),
     "decode": ([_address, _address, _address, _threads], _integer),
@@ -55,6 +57,8 @@ class KernelLibrary:
     mlp: Callable[..., None]
     attend: Callable[..., None]
     attend_pictures: Callable[..., None]
+    norm: Callable[..., None]
+    rotate: Callable[..., None]
     delta_rows: Callable[..., None]
     choose: Callable[..., None]
     decode: Callable[..., int]

@@ -31,3 +31,13 @@ def address_of(memory: Memory) -> int | None:
         return memory.data_ptr()
     address: int = memory.buffer_info()[0] if isinstance(memory, array) else memory.__array_interface__["data"][0]
     return address
+
+
+class RowsStructure(ctypes.Structure):
+    """(num_tokens, heads, dim), with contiguous numbers of a head."""
+
+    _fields_ = addresses("data") + integers("token_stride", "head_stride")
+
+    @classmethod
+    def of(cls, rows: torch.Tensor) -> "RowsStructure":
+        return cls(rows.data_ptr(), *rows.stride()[:2])

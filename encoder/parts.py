@@ -7,11 +7,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from raylens.cpu_kernels.library import kernel_library
 from raylens.encoder.config import PartConfig
 from raylens.encoder.models.family import VisionFamily
 from raylens.modeling.half_model import is_within
 from raylens.modeling.kernel_mlp import fuse_mlps
-from raylens.modeling.packed_linear import Precision, pack_linear_layers
+from raylens.modeling.kernel_norm import replace_norms
+from raylens.modeling.kernel_rotary import rotate_by_kernels
+from raylens.modeling.packed_linear import Precision, has_kernel_layers, pack_linear_layers
 from raylens.modeling.packed_patches import pack_patch_convolutions
 from raylens.modeling.stored_weights import convert_weights
 
@@ -57,6 +60,10 @@ def _place(model: nn.Module, part: PartConfig, is_included: IsIncluded) -> None:
     if part.linear != "plain":
         fuse_mlps(model, is_included)
         pack_patch_convolutions(model, is_included)
+        library = kernel_library() if has_kernel_layers(part.dtype) else None
+        if library is not None:
+            replace_norms(library, model, is_included)
+            rotate_by_kernels(library, model, is_included)
 
 
 def _entrances(model: nn.Module, paths: tuple[str, ...]) -> Iterator[nn.Module]:

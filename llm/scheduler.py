@@ -209,10 +209,21 @@ class Scheduler:
         room = self._step_budget.prompt_tokens(self.num_decodes, self._budget, len(self._num_unfinished))
         if room <= 0:
             return
+        if self.num_decodes == 0 and len(prompts) == 1:
+            room = self._equal_part(prompts[0], room)
         self._budget = self._by_arrival(sorted(prompts, key=_rank), room, chunks)
         if self._budget > 0 and len(prompts) > 1:
             by_lack = sorted(prompts, key=lambda one: (one.priority, self._num_lacking(one), one.arrival_number))
             self._serve(by_lack, chunks)
+
+    def _equal_part(self, sequence: Sequence, most: int) -> int:
+        """Returns the tokens of the next step, up to `most`, for equal steps of the only sequence: each step reads all
+        weights, however few tokens the last one has."""
+        num_lacking = self._num_lacking(sequence) - (sequence.num_tokens - _end_of_ready(sequence))
+        if num_lacking <= most:
+            return most
+        num_steps = -(-num_lacking // most)
+        return -(-num_lacking // num_steps)
 
     def _with_places(self) -> Iterable[Sequence]:
         """Returns the waiting sequences that can get a place: all if one is free, else those that may preempt."""

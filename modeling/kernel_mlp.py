@@ -10,6 +10,7 @@ from raylens.cpu_kernels.library import kernel_library
 from raylens.cpu_kernels.mlp import Activation, Linear, Mlp
 from raylens.modeling.packed_linear import KernelLinear
 from raylens.modeling.submodules import submodules
+from raylens.modeling.trial import agree
 
 _ACTIVATIONS: dict[str, Activation] = {
     "SiLUActivation": "silu",
@@ -21,8 +22,6 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 """By the name of transformers' class."""
 _TRIAL_ROWS = 4
-_TOLERANCE = 1e-4
-"""Relative to the largest number. Rounding causes far less, another order of layers far more."""
 
 
 class KernelMlp(nn.Module):
@@ -57,19 +56,9 @@ def kernel_activation(module: nn.Module) -> Activation | None:
     return _ACTIVATIONS.get(type(module).__name__)
 
 
-@torch.inference_mode()
 def _fused(module: nn.Module) -> KernelMlp | None:
-    generator = torch.Generator().manual_seed(0)
-    for candidate in _candidates(module):
-        rows = torch.randn(_TRIAL_ROWS, candidate.in_features, generator=generator)
-        try:
-            expected = module(rows)
-        except Exception:  # it expects another input
-            continue
-        found = candidate(rows)
-        if expected.shape == found.shape and (expected - found).abs().max() <= _TOLERANCE * expected.abs().max():
-            return candidate
-    return None
+    candidates = _candidates(module)
+    return next((one for one in candidates if agree(one, module, (_TRIAL_ROWS, one.in_features))), None)
 
 
 def _candidates(module: nn.Module) -> Iterator[KernelMlp]:

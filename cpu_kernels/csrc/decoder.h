@@ -1,65 +1,12 @@
 // A plain decoder in one call, from token ids to logits: the embedding, norms, projections, rotary embeddings,
 // attention, gated MLPs and the output head.
 #pragma once
-#include <cmath>
 #include <utility>
 
 #include "attention.h"
 #include "mlp.h"
-
-// Mirrors `_Norm` in decoder.py. weight: (dim,); null: no norm. RMS norm (Zhang and Sennrich, 2019).
-struct Norm {
-  const float* weight;
-  float eps;
-
-  explicit operator bool() const { return weight != nullptr; }
-
-  // Writes the norm of `x`, (dim,), to `to`, or adds it there.
-  template <bool ADDS = false>
-  void apply(const float* x, int64_t dim, float* to) const {
-    int64_t whole = dim / kLanes * kLanes;
-    Vec sum{};
-    for (int64_t i = 0; i < whole; i += kLanes) sum += load(x + i) * load(x + i);
-    float squares = sum_of_lanes(sum);
-    for (int64_t i = whole; i < dim; i++) squares += x[i] * x[i];
-    float factor = 1.f / std::sqrt(squares / static_cast<float>(dim) + eps);
-    for (int64_t i = 0; i < dim; i++) {
-      float normed = weight[i] * (x[i] * factor);
-      to[i] = ADDS ? to[i] + normed : normed;
-    }
-  }
-};
-
-// Mirrors `_Rope` in decoder.py: rotary embeddings (Su et al., 2021) that rotate the first half of a head's first `dim`
-// numbers with the second half.
-struct Rope {
-  const float *cosines, *sines;  // (positions, dim)
-  const int64_t* axes;           // (dim,): the axis of the positions that rotates a number
-  int64_t dim, num_positions;
-
-  // Writes a token's cosines and then sines, (2, dim). Its positions are positions[axis * stride]. Returns whether the
-  // tables hold them.
-  bool look_up(const int64_t* positions, int64_t stride, float* to) const {
-    for (int64_t d = 0; d < dim; d++) {
-      int64_t position = positions[axes[d] * stride];
-      if (position >= num_positions) return false;
-      to[d] = cosines[position * dim + d];
-      to[dim + d] = sines[position * dim + d];
-    }
-    return true;
-  }
-
-  // Rotates a head's numbers, in place, by the result of `look_up`.
-  static void turn(const float* looked_up, int64_t dim, float* head) {
-    const float *cosines = looked_up, *sines = looked_up + dim;
-    int64_t half = dim / 2;
-    for (int64_t d = 0; d < half; d++) {
-      float a = head[d], b = head[d + half];
-      head[d] = a * cosines[d] - b * sines[d];
-      head[d + half] = b * cosines[d + half] + a * sines[d + half];
-    }
-  }
-};
+#include "norm.h"
+#include "rotary.h"
 
 // Mirrors `_DecoderLayer` in decoder.py. The norms after attention and MLP and the norms of heads may be missing.
 struct DecoderLayer {
@@ -214,7 +161,8 @@ struct DecoderStep {
     each_row([&](int64_t row) {
       auto finish = [&](const Norm& norm, float* head) {
         if (norm) norm.apply(head, key_dim, head);
-        Rope::turn(own_turns + row * 2 * turned, turned, head);
+        const float* turn = own_turns + row * 2 * turned;
+        rotate(turn, turn + turned, turned, head);
       };
       for (int64_t i = 0; i < heads; i++) finish(layer.query_norm, rows.queries + (row * heads + i) * key_dim);
       for (int64_t i = 0; i < cache.kv_heads; i++)

@@ -42,7 +42,7 @@ struct StepChunks {
 
 constexpr float kNoSpan = -1;
 
-// Mirrors `_Rows` in attention.py: (num_tokens, heads, dim), with contiguous numbers of a head.
+// Mirrors `RowsStructure` in structures.py: (num_tokens, heads, dim), with contiguous numbers of a head.
 struct Rows {
   const float* data;
   int64_t token_stride, head_stride;

@@ -12,13 +12,16 @@ import torch
 from torch import nn
 
 from raylens.cpu_kernels.attention import LayerCache, StepChunks
-from raylens.cpu_kernels.decoder import Decoder, DecoderLayer, Embedding, Norm, Rope
+from raylens.cpu_kernels.decoder import Decoder, DecoderLayer, Embedding
 from raylens.cpu_kernels.library import KernelLibrary
 from raylens.cpu_kernels.mlp import Linear
+from raylens.cpu_kernels.norm import Norm
+from raylens.cpu_kernels.rotary import Rope
 from raylens.llm.attention import AttentionCall
 from raylens.llm.models.family import LanguageFamily, embed_tokens, no_inputs, output_head
 from raylens.llm.step_input import StepInput
 from raylens.modeling.kernel_mlp import kernel_activation
+from raylens.modeling.kernel_norm import epsilon_of
 from raylens.modeling.packed_linear import KernelLinear, PackedEmbedding
 
 
@@ -168,7 +171,8 @@ def _read_layer(layer: Any, kind: _Kind, call: AttentionCall, cache: LayerCache,
 
 
 def _read_norm(module: Any, kind: _Kind) -> Norm:
-    eps = getattr(module, "variance_epsilon", None) or module.eps
+    eps = epsilon_of(module)
+    assert eps is not None, "the kind of decoder has RMS norms"
     return Norm((module.weight.detach() + kind.norm_offset).contiguous(), eps)
 
 

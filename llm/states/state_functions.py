@@ -6,7 +6,6 @@ compute guesses in one pass, together with the tokens that they follow."""
 import inspect
 from collections.abc import Callable
 from functools import partial
-from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import nn
 from raylens.cpu_kernels.library import KernelLibrary
 from raylens.llm.cpu.delta_rule import delta_rule
 from raylens.llm.states.slot_states import SlotStates
+from raylens.modeling.own_functions import forward_of, replace_functions
 
 _DELTA_RULE = "torch_recurrent_gated_delta_rule"
 _STATE = {
@@ -30,18 +30,14 @@ _OF_ROWS = frozenset({"hidden_states", "query", "key", "value", "g", "beta", "dt
 def takes_slots(mixer: nn.Module, library: KernelLibrary | None) -> bool:
     """Lets a layer take SlotStates for the states of single tokens, by replacing its functions in this layer alone.
     Returns False for a layer that changes a state in other ways. `library`: None without Raylens' kernels."""
-    forward = inspect.unwrap(type(mixer).forward)
+    forward = forward_of(mixer)
     names = forward.__code__.co_names
     own = {name: partial(_by_wave, forward.__globals__[name], _STATE[name]) for name in _STATE if name in names}
     if len(own) < len({"get_conv_state", "get_recurrent_state"}.intersection(names)) or not own:
         return False
     if library is not None and _DELTA_RULE in own:
         own[_DELTA_RULE] = partial(delta_rule, library, own[_DELTA_RULE])
-    changed = FunctionType(
-        forward.__code__, {**forward.__globals__, **own}, forward.__name__, forward.__defaults__, forward.__closure__
-    )
-    changed.__kwdefaults__ = forward.__kwdefaults__
-    mixer.forward = MethodType(changed, mixer)
+    replace_functions(mixer, own)
     return True
 
 

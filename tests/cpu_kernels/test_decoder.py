@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from torch.nn.functional import gelu, silu
 
 from raylens.cpu_kernels.attention import LayerCache, StepChunks
-from raylens.cpu_kernels.decoder import Decoder, DecoderLayer, Embedding, Norm, Rope
+from raylens.cpu_kernels.decoder import Decoder, DecoderLayer, Embedding
 from raylens.cpu_kernels.library import KernelLibrary
 from raylens.cpu_kernels.mlp import Activation, Linear
+from raylens.cpu_kernels.norm import Norm
+from raylens.cpu_kernels.rotary import Rope
 from tests.cpu_kernels.packing import pack
 
 BLOCK_SIZE, NUM_BLOCKS, NUM_POSITIONS = 4, 60, 500
