@@ -12,9 +12,9 @@ from raylens.modeling.pooling import Pooling
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
 _NUM_SEQS = {"cpu": 64, "cuda": 256}
-_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
+_NUM_BATCHED_TOKENS = {"cpu": 384, "cuda": 8192}
 """Defaults by the type of the device. A GPU reads its weights once for all tokens of a step, so small steps would leave
-it idle."""
+it idle. On a CPU with AMX, the second cache holds the rows of 384 tokens beside some weights, but not of more."""
 _OF_DEVICE: Any = None
 """The default of a number that `EngineConfig` fills in."""
 
@@ -55,7 +55,7 @@ class EngineSettings:
     max_num_seqs: Annotated[int | None, Field(ge=1)] = None
     """sequences running at once; null: 256 on a GPU, 64 on the CPU, and no more than max_num_batched_tokens"""
     max_num_batched_tokens: Annotated[int | None, Field(ge=1)] = None
-    """most tokens of one step; null: 8192 on a GPU, 512 on the CPU, and no fewer than max_num_seqs"""
+    """most tokens of one step; null: 8192 on a GPU, 384 on the CPU, and no fewer than max_num_seqs"""
     max_decode_slowdown: Annotated[float | None, Field(gt=1)] = 9.0
     """longest duration of a step with prompts, as a multiple of a decode-only step's; the engine measures both and
     limits the prompt tokens of a step; null: only max_num_batched_tokens limits them"""
