@@ -77,42 +77,56 @@ struct TileNumbers {
     for (int half = 0; half < 2; half++) zero[half] = Read::kHeader > 1 ? load(header + kPanel + half * kLanes) : Vec{};
   }
 
-  RAYLENS_INLINE void write(const char* unit, UintVec (&to)[Read::kUnit / 2][2]) const {
+  RAYLENS_INLINE void write(const char* unit, char* to) const {
     Vec numbers[Read::kUnit][2];
     Read::Stored::load(unit, numbers);
     for (int k = 0; k < Read::kUnit; k += 2)
       for (int half = 0; half < 2; half++) {
         UintVec even = (UintVec)(numbers[k][half] - zero[half]), odd = (UintVec)(numbers[k + 1][half] - zero[half]);
-        to[k / 2][half] = even >> 16 | (odd & 0xffff0000u);
+        UintVec pair = even >> 16 | (odd & 0xffff0000u);
+        std::memcpy(to + (k + half) * sizeof pair, &pair, sizeof pair);
       }
   }
 };
 
-// Four bits are looked up in a table of the numbers from -16 to 15.
+// bfloat16 of the whole numbers from -16 to 15, or twice of those from -8 to 7.
+struct SmallNumbers {
+  alignas(64) uint16_t bits[32] = {};
+
+  explicit constexpr SmallNumbers(bool once) {
+    for (int i = 0; i < 32; i++) {
+      int number = once ? i - 16 : i % 16 - 8, size = number < 0 ? -number : number, power = 0;
+      while (size >> (power + 1) > 0) power++;
+      int own = (number < 0) << 15 | (127 + power) << 7 | (size << (7 - power) & 0x7f);
+      bits[i] = static_cast<uint16_t>(size == 0 ? 0 : own);
+    }
+  }
+};
+
+// Four bits are looked up in a table: with zeros of the numbers from -16 to 15, else twice of those from -8 to 7, so
+// that the bit above does not count.
 template <int HEADER>
 struct TileNumbers<Reader<Int4, HEADER>> {
+  static constexpr bool kHasZeros = HEADER > 1;
   __m512i table, offset[2];
 
   explicit TileNumbers(const float* header) {
-    alignas(64) uint16_t numbers[32];
-    for (int i = 0; i < 32; i++) {
-      float number = static_cast<float>(i - 16);
-      std::memcpy(numbers + i, reinterpret_cast<const char*>(&number) + 2, 2);
-    }
-    table = _mm512_load_si512(numbers);
-    for (int half = 0; half < 2; half++) {
-      Vec zero = HEADER > 1 ? load(header + kPanel + half * kLanes) : Vec{};
+    static constexpr SmallNumbers kNumbers(kHasZeros);
+    table = _mm512_load_si512(kNumbers.bits);
+    for (int half = 0; kHasZeros && half < 2; half++) {
+      Vec zero = load(header + kPanel + half * kLanes);
       IntVec own = __builtin_convertvector((16.f - Int4::kOffset) - zero, IntVec);
       offset[half] = (__m512i)(own | own << 16);
     }
   }
 
-  RAYLENS_INLINE void write(const char* unit, UintVec (&to)[2][2]) const {
+  RAYLENS_INLINE void write(const char* unit, char* to) const {
     auto places = (__m512i)(load_as<UintVec>(unit) ^ 0x80000000u);  // the highest place without its sign
     for (int pair = 0; pair < 2; pair++)
       for (int half = 0; half < 2; half++) {
-        __m512i own = _mm512_and_si512(_mm512_srli_epi16(places, 8 * pair + 4 * half), _mm512_set1_epi16(15));
-        to[pair][half] = (UintVec)_mm512_permutexvar_epi16(_mm512_add_epi16(own, offset[half]), table);
+        __m512i own = _mm512_srli_epi16(places, 8 * pair + 4 * half);
+        if (kHasZeros) own = _mm512_add_epi16(_mm512_and_si512(own, _mm512_set1_epi16(15)), offset[half]);
+        _mm512_storeu_si512(to + (2 * pair + half) * sizeof own, _mm512_permutexvar_epi16(own, table));
       }
   }
 };
@@ -198,12 +212,23 @@ struct TileProduct {
     return {k, std::min({kQuantizedDepth, weight.group - inside, left}), units, header};
   }
 
+  // Returns those behind `depth` in a quantized weight.
+  template <class Read>
+  Depth depth_after(const PanelOf& panel, const Depth& depth) const {
+    int64_t k = depth.k + depth.count, group = panel.weight->group;
+    if (group > kQuantizedDepth) return depth_at<Read>(panel, k);
+    const char* units = depth.units + group / Read::kUnit * Read::kUnitBytes + Read::kHeaderBytes;
+    auto* header = reinterpret_cast<const float*>(units - Read::kHeaderBytes);
+    return {k, std::min(group, rows.num_k - k), units, header};
+  }
+
   // Adds about kChunk of a panel, from `k` on, to the sums of the groups [first, last). Returns the end.
   template <class Read, int PARTS>
   int64_t run_chunk(const PanelOf& panel, const PanelOf& later, int64_t k, int64_t first, int64_t last,
                     float* sums) const {
     static thread_local Scratch expanded;
     char* room = reinterpret_cast<char*>(expanded.floats(kQuantizedDepth * kPanel / 2));
+    if (Read::kHeader > 0 && rows.count == 1) return add_step_by_step<Read, PARTS>(panel, k, room, sums);
     const char* next_panel = depth_at<Read>(later, k).units;
     constexpr int64_t kLines = kTileK / Read::kUnit * Read::kUnitBytes / 64;
     int64_t end = std::min(k + kChunk, rows.num_k), pairs = (last - first + 1) / 2;
@@ -211,10 +236,6 @@ struct TileProduct {
       Depth depth = depth_at<Read>(panel, k);
       const uint16_t* tiles = x + k / kTileK * PARTS * rows.tile_numbers();
       k += depth.count;
-      if (Read::kHeader > 0 && rows.count == 1) {
-        add_step_by_step<Read, PARTS>(tiles, depth, room, sums);
-        continue;
-      }
       bool is_in_place = Read::kHeader == 0 && depth.count % kTileK == 0;
       if (!is_in_place) expand<Read>(depth.units, TileNumbers<Read>(depth.header), depth.count, room);
       const char* numbers = is_in_place ? depth.units : room;
@@ -229,25 +250,37 @@ struct TileProduct {
     return k;
   }
 
-  // For a single group of rows and a quantized weight. The next step's numbers are written before this step's are read,
-  // which otherwise would have to wait for them.
+  // For a single group of rows and a quantized weight: adds a panel from `k` on, and returns its end. The numbers of a
+  // step are written kAhead steps before they are read, which otherwise would have to wait for them.
   template <class Read, int PARTS>
-  RAYLENS_INLINE void add_step_by_step(const uint16_t* from, const Depth& depth, char* room, float* sums) const {
-    TileNumbers<Read> numbers(depth.header);
-    auto place = [&](int64_t k) { return room + k / kTileK % 2 * kStepBytes; };
-    auto expand_step = [&](int64_t k) {
-      if (k < depth.count)
-        expand<Read>(depth.units + k / Read::kUnit * Read::kUnitBytes, numbers, std::min(kTileK, depth.count - k),
-                     place(k));
+  int64_t add_step_by_step(const PanelOf& panel, int64_t k, char* room, float* sums) const {
+    constexpr int64_t kAhead = 2;
+    const uint16_t* from = x + k / kTileK * PARTS * rows.tile_numbers();
+    auto place = [&](int64_t at) { return room + at / kTileK % (kAhead + 1) * kStepBytes; };
+    Depth depth = depth_at<Read>(panel, k), source = depth;
+    TileNumbers<Read> numbers(source.header);
+    int64_t written = k;
+    auto write_step = [&] {
+      if (written == source.k + source.count) {
+        if (written == rows.num_k) return;
+        source = depth_after<Read>(panel, source);
+        numbers = TileNumbers<Read>(source.header);
+      }
+      int64_t inside = written - source.k, count = std::min(kTileK, source.count - inside);
+      expand<Read>(source.units + inside / Read::kUnit * Read::kUnitBytes, numbers, count, place(written));
+      written += count;
     };
     NextLines nothing;
-    clear_sums<1>();
-    expand_step(0);
-    for (int64_t k = 0; k < depth.count; k += kTileK, from += PARTS * rows.tile_numbers()) {
-      expand_step(k + kTileK);
-      multiply_tiles<PARTS, 1>(from, nullptr, rows.tile_numbers(), place(k), 1, nothing);
+    for (int64_t i = 0; i < kAhead; i++) write_step();
+    for (;; depth = depth_after<Read>(panel, depth)) {
+      clear_sums<1>();
+      for (int64_t end = depth.k + depth.count; k < end; k += kTileK, from += PARTS * rows.tile_numbers()) {
+        write_step();
+        multiply_tiles<PARTS, 1>(from, nullptr, rows.tile_numbers(), place(k), 1, nothing);
+      }
+      add_scaled<1>(depth, sums);
+      if (k >= rows.num_k) return rows.num_k;
     }
-    add_scaled<1>(depth, sums);
   }
 
   // Writes the numbers of `count` k as tiles hold them, followed by zeros for the rest of a step.
@@ -260,9 +293,7 @@ struct TileProduct {
       for (int64_t done = 0; done < count; done += Read::kUnit, units += Read::kUnitBytes) {
         for (int byte = 0; byte < Read::kUnitBytes; byte += 64)
           __builtin_prefetch(units + kUnitsAhead * Read::kUnitBytes + byte);
-        UintVec pairs[Read::kUnit / 2][2];
-        numbers.write(units, pairs);
-        std::memcpy(to + done / 2 * kPairBytes, pairs, sizeof pairs);
+        numbers.write(units, to + done / 2 * kPairBytes);
       }
     }
     std::memset(to + bytes, 0, (kTileK - 1 - (count - 1) % kTileK) / 2 * kPairBytes);
