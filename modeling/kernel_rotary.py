@@ -8,7 +8,7 @@ from torch import nn
 
 from raylens.cpu_kernels.library import KernelLibrary
 from raylens.cpu_kernels.rotary import rotated
-from raylens.modeling.own_functions import forward_of, replace_functions
+from raylens.modeling.function_replacement import forward_of, replace_functions
 from raylens.modeling.trial import agree
 
 _NAME = "apply_rotary_pos_emb_vision"

@@ -14,7 +14,7 @@ from torch import nn
 from raylens.cpu_kernels.library import KernelLibrary
 from raylens.llm.cpu.delta_rule import delta_rule
 from raylens.llm.states.slot_states import SlotStates
-from raylens.modeling.own_functions import forward_of, replace_functions
+from raylens.modeling.function_replacement import forward_of, replace_functions
 
 _DELTA_RULE = "torch_recurrent_gated_delta_rule"
 _STATE = {

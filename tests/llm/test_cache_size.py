@@ -104,7 +104,7 @@ def test_an_engine_whose_largest_step_does_not_fit_does_not_start(shapes: str, m
 @pytest.mark.parametrize(
     ("settings", "num_seqs", "num_tokens"),
     [
-        ({}, 64, 512),
+        ({}, 64, 384),
         ({"device": "cuda"}, 256, 8192),
         ({"device": "cuda:1", "max_num_seqs": None, "max_num_batched_tokens": None}, 256, 8192),
         ({"device": "cuda", "max_num_seqs": 16}, 16, 8192),
