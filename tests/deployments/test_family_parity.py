@@ -116,7 +116,7 @@ def test_answers_are_those_of_generate(served: Served) -> None:
 def test_more_tokens_that_see_each_other_than_a_step_can_hold_are_refused_with_the_numbers(served: Served) -> None:
     if served.model_type != "paligemma":
         return
-    with pytest.raises(BadRequestError, match=r"20\d\d tokens of the prompt attend to each other.* is 1536") as caught:
+    with pytest.raises(BadRequestError, match=r"20\d\d tokens of the prompt attend to each other.* is 1408") as caught:
         served.ask("And these?", [0, 1])
     assert caught.value.code == "context_length_exceeded"
 
