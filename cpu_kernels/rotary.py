@@ -45,7 +45,8 @@ def rotated(library: KernelLibrary, heads: torch.Tensor, cosines: torch.Tensor, 
     num_tokens, num_heads, dim = heads.shape
     turns = [tensor.contiguous() for tensor in (cosines, sines)]
     if dim % 2 or any(tensor.shape != (num_tokens, dim) for tensor in turns):
-        raise ValueError(f"a rotation of {list(heads.shape)} takes [{num_tokens}, {dim}], got {list(cosines.shape)}")
+        got = " and ".join(str(list(tensor.shape)) for tensor in turns)
+        raise ValueError(f"a rotation of {list(heads.shape)} takes [{num_tokens}, {dim}], got {got}")
     if any(tensor.dtype is not torch.float32 for tensor in (heads, *turns)):
         raise ValueError(f"rotations are computed in float32, got {heads.dtype}")
     rows = heads if heads.stride(-1) == 1 else heads.contiguous()

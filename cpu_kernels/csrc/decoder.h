@@ -82,7 +82,8 @@ struct DecoderStep {
       if (i < step.num_levels) add_level(i);
     }
     int64_t size = decoder.hidden_size;
-    each_row([&](int64_t row) { decoder.final_norm.apply(hidden + row * size, size, hidden + row * size); });
+    each_row(num_tokens, threads,
+             [&](int64_t row) { decoder.final_norm.apply(hidden + row * size, size, hidden + row * size); });
     if (narrows) put_rows_back();
     if (step.logits != nullptr && step.num_logits > 0) logits();
   }
@@ -158,7 +159,7 @@ struct DecoderStep {
     int64_t turned = decoder.ropes[layer.rope].dim;
     const float* own_turns = turns;  // of the layer's rope, for all tokens
     for (int64_t i = 0; i < layer.rope; i++) own_turns += num_tokens * 2 * decoder.ropes[i].dim;
-    each_row([&](int64_t row) {
+    each_row(num_tokens, threads, [&](int64_t row) {
       auto finish = [&](const Norm& norm, float* head) {
         if (norm) norm.apply(head, key_dim, head);
         const float* turn = own_turns + row * 2 * turned;
@@ -222,7 +223,8 @@ struct DecoderStep {
   // Returns the normed hidden states for products with `weights`.
   Input normed(const Norm& norm, std::initializer_list<const PackedWeight*> weights) {
     int64_t size = decoder.hidden_size;
-    each_row([&](int64_t row) { norm.apply(hidden + row * size, size, rows.normed + row * size); });
+    each_row(num_tokens, threads,
+             [&](int64_t row) { norm.apply(hidden + row * size, size, rows.normed + row * size); });
     return input_of(num_tokens, rows.normed, size, weights, threads);
   }
 
@@ -256,7 +258,9 @@ struct DecoderStep {
     Output output{norm ? rows.normed : hidden, size, linear.bias, norm ? Then::kStore : Then::kAdd};
     output.upcoming = upcoming.take(*linear.weight, input.groups.count);
     whole_product(*linear.weight, input, output, threads);
-    if (norm) each_row([&](int64_t row) { norm.apply<true>(rows.normed + row * size, size, hidden + row * size); });
+    if (norm)
+      each_row(num_tokens, threads,
+               [&](int64_t row) { norm.apply<true>(rows.normed + row * size, size, hidden + row * size); });
   }
 
   // Adds a level of the deepstack embeddings (Meng et al., 2024) to the hidden states of their tokens.
@@ -267,15 +271,6 @@ struct DecoderStep {
       float* to = hidden + step.level_rows[i] * size;
       for (int64_t d = 0; d < size; d++) to[d] += embedding[d];
     }
-  }
-
-  // Few rows are not worth another thread.
-  template <class Part>
-  void each_row(const Part& part) {
-    int64_t parts = (num_tokens + kRows - 1) / kRows;
-    pool().run(parts > 4 ? threads : 1, static_cast<int>(parts), [&](int i) {
-      for (int64_t row = i * kRows; row < std::min<int64_t>(num_tokens, (i + 1) * kRows); row++) part(row);
-    });
   }
 };
 

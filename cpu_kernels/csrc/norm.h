@@ -5,7 +5,7 @@
 #include "thread_pool.h"
 #include "vector.h"
 
-// Mirrors `_Norm` in norm.py. weight: (dim,); null: no norm.
+// Mirrors `NormStructure` in norm.py. weight: (dim,); null: no norm.
 struct Norm {
   const float* weight;
   float eps;
@@ -31,9 +31,5 @@ struct Norm {
 // Writes the norms of `x`, (num_rows, dim), to `to`.
 RAYLENS_EXPORT void raylens_norm(const Norm& norm, const float* x, int64_t num_rows, int64_t dim, float* to,
                                  int threads) {
-  constexpr int64_t kAtOnce = 32;  // rows
-  pool().run(threads, static_cast<int>((num_rows + kAtOnce - 1) / kAtOnce), [&](int i) {
-    for (int64_t row = i * kAtOnce; row < std::min(num_rows, (i + 1) * kAtOnce); row++)
-      norm.apply(x + row * dim, dim, to + row * dim);
-  });
+  each_row(num_rows, threads, [&](int64_t row) { norm.apply(x + row * dim, dim, to + row * dim); });
 }

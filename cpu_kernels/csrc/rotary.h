@@ -5,7 +5,7 @@
 #include "paged_cache.h"
 #include "thread_pool.h"
 
-// Mirrors `_Rope` in rotary.py.
+// Mirrors `RopeStructure` in rotary.py.
 struct Rope {
   const float *cosines, *sines;  // (positions, dim)
   const int64_t* axes;           // (dim,): the axis of the positions that rotates a number
@@ -43,14 +43,12 @@ struct Heads {
 };
 
 RAYLENS_EXPORT void raylens_rotate(const Heads& given, int threads) {
-  constexpr int64_t kAtOnce = 32;  // tokens
   int64_t dim = given.dim;
-  pool().run(threads, static_cast<int>((given.num_tokens + kAtOnce - 1) / kAtOnce), [&](int i) {
-    for (int64_t token = i * kAtOnce; token < std::min(given.num_tokens, (i + 1) * kAtOnce); token++)
-      for (int64_t head = 0; head < given.heads; head++) {
-        float* to = given.to + (token * given.heads + head) * dim;
-        std::copy_n(given.from.at(token, head), dim, to);
-        rotate(given.cosines + token * dim, given.sines + token * dim, dim, to);
-      }
+  each_row(given.num_tokens, threads, [&](int64_t token) {
+    for (int64_t head = 0; head < given.heads; head++) {
+      float* to = given.to + (token * given.heads + head) * dim;
+      std::copy_n(given.from.at(token, head), dim, to);
+      rotate(given.cosines + token * dim, given.sines + token * dim, dim, to);
+    }
   });
 }

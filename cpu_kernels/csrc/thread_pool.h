@@ -3,9 +3,11 @@
 // The caller takes parts, too, until none is left. A helper that the system does not schedule thus delays nothing: the
 // caller waits only for parts that a helper has started.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -102,4 +104,14 @@ class ThreadPool {
 inline ThreadPool& pool() {
   static ThreadPool* the = new ThreadPool;
   return *the;
+}
+
+// Runs action(row) for each row in [0, count). Few rows are not worth another thread.
+template <class Action>
+void each_row(int64_t count, int threads, const Action& action) {
+  constexpr int64_t kAtOnce = 8;
+  int64_t parts = (count + kAtOnce - 1) / kAtOnce;
+  pool().run(parts > 4 ? threads : 1, static_cast<int>(parts), [&](int i) {
+    for (int64_t row = i * kAtOnce; row < std::min(count, (i + 1) * kAtOnce); row++) action(row);
+  });
 }

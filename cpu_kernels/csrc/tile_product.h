@@ -212,23 +212,13 @@ struct TileProduct {
     return {k, std::min({kQuantizedDepth, weight.group - inside, left}), units, header};
   }
 
-  // Returns those behind `depth` in a quantized weight.
-  template <class Read>
-  Depth depth_after(const PanelOf& panel, const Depth& depth) const {
-    int64_t k = depth.k + depth.count, group = panel.weight->group;
-    if (group > kQuantizedDepth) return depth_at<Read>(panel, k);
-    const char* units = depth.units + group / Read::kUnit * Read::kUnitBytes + Read::kHeaderBytes;
-    auto* header = reinterpret_cast<const float*>(units - Read::kHeaderBytes);
-    return {k, std::min(group, rows.num_k - k), units, header};
-  }
-
   // Adds about kChunk of a panel, from `k` on, to the sums of the groups [first, last). Returns the end.
   template <class Read, int PARTS>
   int64_t run_chunk(const PanelOf& panel, const PanelOf& later, int64_t k, int64_t first, int64_t last,
                     float* sums) const {
     static thread_local Scratch expanded;
     char* room = reinterpret_cast<char*>(expanded.floats(kQuantizedDepth * kPanel / 2));
-    if (Read::kHeader > 0 && rows.count == 1) return add_step_by_step<Read, PARTS>(panel, k, room, sums);
+    if (Read::kHeader > 0 && rows.count == 1) return add_step_by_step<Read, PARTS>(panel, room, sums);
     const char* next_panel = depth_at<Read>(later, k).units;
     constexpr int64_t kLines = kTileK / Read::kUnit * Read::kUnitBytes / 64;
     int64_t end = std::min(k + kChunk, rows.num_k), pairs = (last - first + 1) / 2;
@@ -250,20 +240,19 @@ struct TileProduct {
     return k;
   }
 
-  // For a single group of rows and a quantized weight: adds a panel from `k` on, and returns its end. The numbers of a
-  // step are written kAhead steps before they are read, which otherwise would have to wait for them.
+  // For a single group of rows and a quantized weight: adds a whole panel and returns its end. The numbers of a step
+  // are written kAhead steps before they are read, which otherwise would have to wait for them.
   template <class Read, int PARTS>
-  int64_t add_step_by_step(const PanelOf& panel, int64_t k, char* room, float* sums) const {
+  int64_t add_step_by_step(const PanelOf& panel, char* room, float* sums) const {
     constexpr int64_t kAhead = 2;
-    const uint16_t* from = x + k / kTileK * PARTS * rows.tile_numbers();
-    auto place = [&](int64_t at) { return room + at / kTileK % (kAhead + 1) * kStepBytes; };
-    Depth depth = depth_at<Read>(panel, k), source = depth;
+    auto place = [&](int64_t k) { return room + k / kTileK % (kAhead + 1) * kStepBytes; };
+    Depth source = depth_at<Read>(panel, 0);
     TileNumbers<Read> numbers(source.header);
-    int64_t written = k;
+    int64_t written = 0;
     auto write_step = [&] {
       if (written == source.k + source.count) {
         if (written == rows.num_k) return;
-        source = depth_after<Read>(panel, source);
+        source = depth_at<Read>(panel, written);
         numbers = TileNumbers<Read>(source.header);
       }
       int64_t inside = written - source.k, count = std::min(kTileK, source.count - inside);
@@ -272,15 +261,17 @@ struct TileProduct {
     };
     NextLines nothing;
     for (int64_t i = 0; i < kAhead; i++) write_step();
-    for (;; depth = depth_after<Read>(panel, depth)) {
+    const uint16_t* from = x;
+    for (int64_t k = 0; k < rows.num_k;) {
+      Depth depth = depth_at<Read>(panel, k);
       clear_sums<1>();
       for (int64_t end = depth.k + depth.count; k < end; k += kTileK, from += PARTS * rows.tile_numbers()) {
         write_step();
         multiply_tiles<PARTS, 1>(from, nullptr, rows.tile_numbers(), place(k), 1, nothing);
       }
       add_scaled<1>(depth, sums);
-      if (k >= rows.num_k) return rows.num_k;
     }
+    return rows.num_k;
   }
 
   // Writes the numbers of `count` k as tiles hold them, followed by zeros for the rest of a step.

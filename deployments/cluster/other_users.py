@@ -59,16 +59,15 @@ def bounded_connections(folder: Path, public_port: int) -> Iterator[None]:
     over, told = threading.Event(), set[tuple[int, int]]()
 
     def watch() -> None:
-        checked = 0  # accepted connections at the last check
-        left = -1  # how many more cannot put a user over the bound
+        safe = -1  # up to so many accepted connections, no user can be over the bound
         due = 0.0
         while not over.wait(_PERIOD_SECONDS):
             try:
                 # A check takes 3 ms, plus 2 ms for each 1,000 connections of the machine; the counter takes 0.05 ms.
                 accepted, now = _accepted(), time.monotonic()
-                if accepted - checked > left or now >= due:
+                if accepted > safe or now >= due:
                     due = now + _LEAST_OFTEN_SECONDS
-                    checked, left = accepted, MOST - close_excess(folder, public_port, told)
+                    safe = accepted + MOST - close_excess(folder, public_port, told)
             except OSError as error:
                 logger.warning("connections of other users of this machine are not bounded: %s", error)
                 return
