@@ -67,23 +67,29 @@ inline bool reads_tiles(const PackedWeight& weight) {
          });
 }
 
-// The numbers of a group of a quantized weight as tiles hold them, without their scales: for each pair of k, kPanel
-// columns of two numbers of bfloat16.
+// The numbers of a group of a quantized weight, without their scales. `load` returns those of a unit, and `write`
+// writes them as tiles hold them: for each pair of k, kPanel columns of two numbers of bfloat16.
 template <class Read>
 struct TileNumbers {
   Vec zero[2];
 
   explicit TileNumbers(const float* header) {
-    for (int half = 0; half < 2; half++) zero[half] = Read::kHeader > 1 ? load(header + kPanel + half * kLanes) : Vec{};
+    for (int half = 0; half < 2; half++)
+      zero[half] = Read::kHeader > 1 ? ::load(header + kPanel + half * kLanes) : Vec{};
+  }
+
+  RAYLENS_INLINE void load(const char* unit, Vec (&to)[Read::kUnit][2]) const {
+    Read::Stored::load(unit, to);
+    for (int k = 0; Read::kHeader > 1 && k < Read::kUnit; k++)
+      for (int half = 0; half < 2; half++) to[k][half] -= zero[half];
   }
 
   RAYLENS_INLINE void write(const char* unit, char* to) const {
     Vec numbers[Read::kUnit][2];
-    Read::Stored::load(unit, numbers);
+    load(unit, numbers);
     for (int k = 0; k < Read::kUnit; k += 2)
       for (int half = 0; half < 2; half++) {
-        UintVec even = (UintVec)(numbers[k][half] - zero[half]), odd = (UintVec)(numbers[k + 1][half] - zero[half]);
-        UintVec pair = even >> 16 | (odd & 0xffff0000u);
+        UintVec pair = (UintVec)numbers[k][half] >> 16 | ((UintVec)numbers[k + 1][half] & 0xffff0000u);
         std::memcpy(to + (k + half) * sizeof pair, &pair, sizeof pair);
       }
   }
@@ -109,19 +115,34 @@ template <int HEADER>
 struct TileNumbers<Reader<Int4, HEADER>> {
   static constexpr bool kHasZeros = HEADER > 1;
   __m512i table, offset[2];
+  Vec whole, zero[2];
 
   explicit TileNumbers(const float* header) {
     static constexpr SmallNumbers kNumbers(kHasZeros);
     table = _mm512_load_si512(kNumbers.bits);
+    for (int i = 0; i < kLanes; i++) whole[i] = i - Int4::kOffset;
     for (int half = 0; kHasZeros && half < 2; half++) {
-      Vec zero = load(header + kPanel + half * kLanes);
-      IntVec own = __builtin_convertvector((16.f - Int4::kOffset) - zero, IntVec);
+      zero[half] = ::load(header + kPanel + half * kLanes);
+      IntVec own = __builtin_convertvector((16.f - Int4::kOffset) - zero[half], IntVec);
       offset[half] = (__m512i)(own | own << 16);
     }
   }
 
+  // The places of a unit, the highest without its sign.
+  static RAYLENS_INLINE UintVec places_of(const char* unit) { return load_as<UintVec>(unit) ^ 0x80000000u; }
+
+  RAYLENS_INLINE void load(const char* unit, Vec (&to)[Int4::kUnit][2]) const {
+    UintVec places = places_of(unit);
+    for (int k = 0; k < Int4::kUnit; k++)
+      for (int half = 0; half < 2; half++) {
+        auto own = (__m512i)(places >> 4 * Int4::place(k, half));
+        to[k][half] = (Vec)_mm512_permutexvar_ps(own, (__m512)whole);
+        if (kHasZeros) to[k][half] -= zero[half];
+      }
+  }
+
   RAYLENS_INLINE void write(const char* unit, char* to) const {
-    auto places = (__m512i)(load_as<UintVec>(unit) ^ 0x80000000u);  // the highest place without its sign
+    auto places = (__m512i)places_of(unit);
     for (int pair = 0; pair < 2; pair++)
       for (int half = 0; half < 2; half++) {
         __m512i own = _mm512_srli_epi16(places, 8 * pair + 4 * half);
@@ -166,12 +187,14 @@ struct TileProduct {
  private:
   static constexpr int64_t kPairBytes = 4 * kPanel;  // of the numbers of two k
   static constexpr int64_t kStepBytes = kTileK / 2 * kPairBytes;
-  static constexpr int64_t kUnitsAhead = 48;  // the prefetch distance in a quantized weight
+  // The prefetch distances in a quantized weight, into the L1 and the L2 cache, in bytes.
+  static constexpr int64_t kNear = 1024, kFar = 8192;
   // The L2 cache holds the tiles of some groups for kChunk, and the L1 cache the weights for kDepth.
   static constexpr int64_t kTilesBytes = 1200 * 1024, kChunk = 1536, kDepth = 256, kQuantizedDepth = 512;
 
   template <class Read, int TOGETHER, int PARTS, class PanelAt, class Finish>
   void run_blocks(int64_t count, const PanelAt& panel_at, const Finish& finish) const {
+    if (Read::kHeader > 0 && rows.num_rows == 1) return run_row<Read, TOGETHER, PARTS>(count, panel_at, finish);
     static thread_local Scratch scratch;
     int64_t group_bytes = 2 * PARTS * rows.tile_numbers() * std::min(rows.steps, kChunk / kTileK);
     int64_t most = std::max<int64_t>(4, kTilesBytes / group_bytes), blocks = (rows.count + most - 1) / most;
@@ -227,7 +250,7 @@ struct TileProduct {
       const uint16_t* tiles = x + k / kTileK * PARTS * rows.tile_numbers();
       k += depth.count;
       bool is_in_place = Read::kHeader == 0 && depth.count % kTileK == 0;
-      if (!is_in_place) expand<Read>(depth.units, TileNumbers<Read>(depth.header), depth.count, room);
+      if (!is_in_place) expand<Read, false>(depth.units, TileNumbers<Read>(depth.header), depth.count, room);
       const char* numbers = is_in_place ? depth.units : room;
       NextLines next{k < end ? depth_at<Read>(panel, k).units : next_panel, (kLines + pairs - 1) / pairs};
       for (int64_t group = first; group < last; group += 2) {
@@ -256,7 +279,7 @@ struct TileProduct {
         numbers = TileNumbers<Read>(source.header);
       }
       int64_t inside = written - source.k, count = std::min(kTileK, source.count - inside);
-      expand<Read>(source.units + inside / Read::kUnit * Read::kUnitBytes, numbers, count, place(written));
+      expand<Read, true>(source.units + inside / Read::kUnit * Read::kUnitBytes, numbers, count, place(written));
       written += count;
     };
     NextLines nothing;
@@ -274,16 +297,70 @@ struct TileProduct {
     return rows.num_k;
   }
 
+  // For a single row and a quantized weight, by the vector unit: its numbers would go to the matrix unit by the L1
+  // cache.
+  template <class Read, int TOGETHER, int PARTS, class PanelAt, class Finish>
+  void run_row(int64_t count, const PanelAt& panel_at, const Finish& finish) const {
+    static thread_local Scratch scratch;
+    float* row = scratch.floats(rows.numbers());
+    for (int64_t i = 0; i < rows.numbers(); i += kLanes)
+      store(row + i,
+            (Vec)(__builtin_convertvector(load_as<HalfVec>(reinterpret_cast<const char*>(x + i)), UintVec) << 16));
+    alignas(64) float sums[TOGETHER * kPanel];
+    for (int64_t i = 0; i < count; i++) {
+      add_row<Read, PARTS>(panel_at(i), row, sums + i % TOGETHER * kPanel);
+      if (i % TOGETHER == TOGETHER - 1) finish(i + 1 - TOGETHER, 0, 1, sums, kPanel);
+    }
+  }
+
+  // Computes the sums of a panel in the matrix unit's order: of a step, the products of the even k, those of the odd
+  // ones, then both are added. (The unit takes numbers below 2^-126 as zeros.)
+  template <class Read, int PARTS>
+  void add_row(const PanelOf& panel, const float* row, float* sums) const {
+    for (int64_t k = 0, end = 0; k < rows.num_k; k = end) {
+      Depth depth = depth_at<Read>(panel, k);
+      TileNumbers<Read> numbers(depth.header);
+      alignas(64) float products[kPanel];
+      Vec product[2] = {};
+      end = k + depth.count;
+      for (const char* units = depth.units; k < end; k += kTileK, row += PARTS * kTileK) {
+        Vec step[PARTS][2][2] = {};
+        for (int64_t i = 0; i < std::min(kTileK, end - k); i += Read::kUnit, units += Read::kUnitBytes) {
+          prefetch<Read, true>(units);
+          Vec unit[Read::kUnit][2];
+          numbers.load(units, unit);
+          for (int j = 0; j < Read::kUnit; j++)
+            for (int part = 0; part < PARTS; part++) {
+              Vec own = all(row[part * kTileK + i + j]);
+              for (int half = 0; half < 2; half++) step[part][j % 2][half] += own * unit[j][half];
+            }
+        }
+        for (auto& part : step)
+          for (int half = 0; half < 2; half++) product[half] += part[0][half] + part[1][half];
+      }
+      for (int half = 0; half < 2; half++) store(products + half * kLanes, product[half]);
+      add_products(depth, products, 1, sums);
+    }
+  }
+
+  // IS_IN_MEMORY: nothing brings the units into the L2 cache before.
+  template <class Read, bool IS_IN_MEMORY>
+  static RAYLENS_INLINE void prefetch(const char* units) {
+    for (int byte = 0; byte < Read::kUnitBytes; byte += 64) {
+      __builtin_prefetch(units + kNear + byte);
+      if (IS_IN_MEMORY) __builtin_prefetch(units + kFar + byte, 0, 2);
+    }
+  }
+
   // Writes the numbers of `count` k as tiles hold them, followed by zeros for the rest of a step.
-  template <class Read>
+  template <class Read, bool IS_IN_MEMORY>
   static RAYLENS_INLINE void expand(const char* units, const TileNumbers<Read>& numbers, int64_t count, char* to) {
     int64_t bytes = count / 2 * kPairBytes;
     if constexpr (Read::kHeader == 0) {
       std::memcpy(to, units, bytes);
     } else {
       for (int64_t done = 0; done < count; done += Read::kUnit, units += Read::kUnitBytes) {
-        for (int byte = 0; byte < Read::kUnitBytes; byte += 64)
-          __builtin_prefetch(units + kUnitsAhead * Read::kUnitBytes + byte);
+        prefetch<Read, IS_IN_MEMORY>(units);
         numbers.write(units, to + done / 2 * kPairBytes);
       }
     }
@@ -305,12 +382,17 @@ struct TileProduct {
   RAYLENS_INLINE void add_scaled(const Depth& depth, float* sums) const {
     alignas(64) float products[2 * kTileRows * kPanel];
     store_sums<GROUPS>(products, rows.size);
+    add_products(depth, products, GROUPS * rows.size, sums);
+  }
+
+  // Adds products, (count, kPanel), times the scales to `sums`.
+  static RAYLENS_INLINE void add_products(const Depth& depth, const float* products, int64_t count, float* sums) {
     Vec scale[2] = {load(depth.header), load(depth.header + kLanes)};
-    for (int64_t i = 0; i < GROUPS * rows.size * kPanel; i += kPanel)
+    for (int64_t i = 0; i < count * kPanel; i += kPanel)
       for (int half = 0; half < 2; half++) {
-        Vec product = load(products + i + half * kLanes) * scale[half];
         float* to = sums + i + half * kLanes;
-        store(to, depth.k == 0 ? product : load(to) + product);
+        Vec before = depth.k == 0 ? Vec{} : load(to), product = load(products + i + half * kLanes);
+        store(to, (Vec)_mm512_fmadd_ps((__m512)product, (__m512)scale[half], (__m512)before));
       }
   }
 };

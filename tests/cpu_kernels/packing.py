@@ -17,8 +17,10 @@ def pack(
     return packed
 
 
-def pack_quantized(library: KernelLibrary, rows: QuantizedRows, layout: WeightLayout) -> PackedWeight:
-    packed = PackedWeight(library, layout, HugePages([layout.num_bytes(library)]))
+def pack_quantized(
+    library: KernelLibrary, rows: QuantizedRows, layout: WeightLayout, row_parts: int = EXACT
+) -> PackedWeight:
+    packed = PackedWeight(library, layout, HugePages([layout.num_bytes(library)]), row_parts=row_parts)
     packed.write_quantized(rows)
     return packed
 

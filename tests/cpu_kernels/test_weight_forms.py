@@ -79,6 +79,18 @@ def test_a_quantized_weight_gives_what_its_numbers_in_float32_give(
         assert torch.equal(packed.product(x[row], None), product[row])
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(("form", "has_zeros"), [("int8", False), ("int4", False), ("int4", True), ("float8", False)])
+def test_a_rounded_row_is_the_same_among_others(
+    library: KernelLibrary, form: Form, has_zeros: bool, parts: int
+) -> None:
+    layout = WeightLayout(75, 192, form, 64, has_zeros)
+    packed = pack_quantized(library, quantized(form, 75, 192, 64, has_zeros=has_zeros, seed=0), layout, parts)
+    x = torch.randn(20, 192, generator=torch.Generator().manual_seed(0))
+    product = packed.product(x, None)
+    assert all(torch.equal(packed.product(row, None), product[index]) for index, row in enumerate(x))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_every_number_of_16_bits_is_exact(library: KernelLibrary, dtype: torch.dtype) -> None:
     bits = torch.arange(2**16).to(torch.int32).to(torch.uint16).view(dtype)
