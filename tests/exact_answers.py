@@ -12,10 +12,9 @@ NUM_TOKENS = 16
 EXACTLY = {"ignore_eos": True, "return_token_ids": True, "stage_timings": True}
 
 
-def ask(client: OpenAI, text: str, pictures: Sequence[Image.Image]) -> Any:
-    """Asks the model `small`."""
+def ask(client: OpenAI, text: str, pictures: Sequence[Image.Image], model: str = "small") -> Any:
     return client.chat.completions.create(
-        model="small",
+        model=model,
         messages=[user_message(text, *map(encoded, pictures))],
         temperature=0,
         max_tokens=NUM_TOKENS,

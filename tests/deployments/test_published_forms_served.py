@@ -6,9 +6,8 @@ import pytest
 from openai import OpenAI
 
 from raylens.deployments.config import AppConfig
-from tests.exact_answers import EXACTLY, NUM_TOKENS
+from tests.exact_answers import ask
 from tests.family_oracle import FamilyOracle
-from tests.pictures import encoded, user_message
 from tests.preprocess.parity import picture
 from tests.published_forms import publish
 from tests.small_models import make_checkpoint
@@ -43,19 +42,12 @@ def app_config(folders: dict[str, tuple[str, str]]) -> AppConfig:
 def test_answers_are_those_of_the_same_numbers_in_float32(
     model: str, folders: dict[str, tuple[str, str]], client: OpenAI
 ) -> None:
-    def ask(text: str, pictures: list[int]) -> tuple[list[int], list[int]]:
-        completion = client.chat.completions.create(
-            model=model,
-            messages=[user_message(text, *(encoded(picture(index)) for index in pictures))],
-            temperature=0,
-            max_tokens=NUM_TOKENS,
-            extra_body=EXACTLY,
-        )
-        told: tuple[list[int], list[int]] = (completion.prompt_token_ids, completion.choices[0].token_ids)  # type: ignore[attr-defined]
-        return told
+    def tokens(text: str, indices: list[int]) -> tuple[list[int], list[int]]:
+        completion = ask(client, text, [picture(index) for index in indices], model)
+        return completion.prompt_token_ids, completion.choices[0].token_ids
 
     oracle = FamilyOracle("llava", folders[model][1])
     with ThreadPoolExecutor(len(QUESTIONS)) as pool:
-        answers = list(pool.map(lambda question: ask(*question), QUESTIONS))
+        answers = list(pool.map(lambda question: tokens(*question), QUESTIONS))
     expected = [oracle.expected(text, [picture(index) for index in pictures]) for text, pictures in QUESTIONS]
     assert answers == expected

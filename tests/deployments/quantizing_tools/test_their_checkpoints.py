@@ -1,5 +1,5 @@
-"""Checkpoints that llm-compressor and GPTQModel write of today: their weights are those that the tools themselves read,
-and the answers over HTTP equal those of `generate` over them. Each tool gets an environment of its own, of some GB."""
+"""Checkpoints that the llm-compressor and the GPTQModel of today write: their weights are those that the tool reads
+itself, and the answers over HTTP equal those of `generate` over them. Each tool gets an environment of some GB."""
 
 import json
 import shutil
@@ -32,10 +32,7 @@ PACKAGES = {
 }
 FORMS = [
     *(("llm_compressor", form) for form in ("W4A16", "W4A16_ASYM", "W8A16", "W8A8", "FP8_DYNAMIC", "FP8_BLOCK")),
-    ("gptq_model", "GPTQ, 4 bits"),
-    ("gptq_model", "GPTQ, 8 bits"),
-    ("gptq_model", "GPTQ, ordered columns"),
-    ("gptq_model", "GPTQ, second version"),
+    *(("gptq_model", f"GPTQ, {form}") for form in ("4 bits", "8 bits", "ordered columns", "second version")),
     ("gptq_model", "AWQ"),
 ]
 QUESTIONS: list[tuple[str, list[int]]] = [("What?", [0]), ("What?", [1]), ("And these?", [2, 3]), ("Hello", [])]
