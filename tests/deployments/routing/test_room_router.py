@@ -280,31 +280,29 @@ class Caller:
         replica_id: str = await self._worker.hold.remote(folder)
         return replica_id
 
-    async def overtake(self, seconds: float) -> tuple[float, float]:
-        """Makes a call after calls whose argument takes `seconds` to come. Returns when it and they ended."""
-        started = time.monotonic()
-        argument = await self._worker.who.remote(seconds)._to_object_ref()
-        waiting = asyncio.gather(*(self._worker.who_after.remote(argument) for _ in range(4 * MAX_ONGOING)))
-        await asyncio.sleep(seconds / 4)
+    async def overtake(self, folder: str) -> int:
+        """Makes a call after calls whose argument comes once that call has ended. Returns how many had ended before."""
+        argument = await self._worker.hold.remote(folder)._to_object_ref()
+        waiting = [asyncio.ensure_future(self._after(argument)) for _ in range(4 * MAX_ONGOING)]
+        await asyncio.sleep(0.5)
         await self._worker.who.remote()
-        overtaken = time.monotonic() - started
-        await waiting
-        return overtaken, time.monotonic() - started
+        num_ended = sum(one.done() for one in waiting)
+        Path(folder, "release").touch()
+        await asyncio.gather(*waiting)
+        return num_ended
 
-    async def send_ahead(self, seconds: float) -> tuple[float, float]:
-        """Makes a call whose argument takes `seconds` to come. Returns when there were references to the call's
-        results, and when these were there."""
-        started = time.monotonic()
-        argument = await self._worker.who.remote(seconds)._to_object_ref()
-        referred = 0.0
+    async def _after(self, argument: ObjectRef) -> str:
+        replica_id: str = await self._worker.who_after.remote(argument)
+        return replica_id
 
-        def note(*refs: ObjectRef) -> None:
-            nonlocal referred
-            referred = time.monotonic() - started
-
-        refs, info = await results_of(self._worker.two_after.remote(argument), note)
-        assert [await ref for ref in refs] == [await argument, info]
-        return referred, time.monotonic() - started
+    async def send_ahead(self, folder: str) -> bool:
+        """Makes a call whose argument comes once there are references to the call's results. Returns whether the
+        results are those of the argument."""
+        argument = await self._worker.hold.remote(folder)._to_object_ref()
+        refs, info = await results_of(
+            self._worker.two_after.remote(argument), lambda *refs: Path(folder, "release").touch()
+        )
+        return [await ref for ref in refs] == [await argument, info]
 
 
 @pytest.fixture(scope="module")
@@ -401,17 +399,15 @@ def test_requests_side_by_side_make_many_calls_at_once(caller: DeploymentHandle[
         assert [len(set(items)) for items in stream.result(timeout_s=TIMEOUT)] == [1] * 16
 
 
-def test_calls_that_wait_for_their_arguments_hold_up_no_other(caller: DeploymentHandle[Any]) -> None:
+def test_calls_that_wait_for_their_arguments_hold_up_no_other(caller: DeploymentHandle[Any], tmp_path: Path) -> None:
     """Neither do they take any room, however many there are."""
-    overtaking, waiting = caller.overtake.remote(2.0).result(timeout_s=TIMEOUT)
-    assert overtaking < 1.5
-    assert waiting >= 2.0
+    assert caller.overtake.remote(str(tmp_path)).result(timeout_s=TIMEOUT) == 0
 
 
-def test_the_results_of_a_call_that_waits_for_its_arguments_can_be_handed_on(caller: DeploymentHandle[Any]) -> None:
-    referred, ended = caller.send_ahead.remote(2.0).result(timeout_s=TIMEOUT)
-    assert referred < 1.0
-    assert ended >= 2.0
+def test_the_results_of_a_call_that_waits_for_its_arguments_can_be_handed_on(
+    caller: DeploymentHandle[Any], tmp_path: Path
+) -> None:
+    assert caller.send_ahead.remote(str(tmp_path)).result(timeout_s=TIMEOUT)
 
 
 def test_a_call_that_waits_can_be_cancelled(worker: DeploymentHandle[Any], tmp_path: Path) -> None:
