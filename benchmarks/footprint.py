@@ -57,7 +57,8 @@ def read_seconds(file: Path) -> float:
 
 
 def ttft_ms(url: str, number: int) -> float:
-    """Returns the time to the first token of a prompt of about 100 tokens, which no earlier one begins with."""
+    """Returns the time to the first token of a prompt of about 100 tokens, after a pause. No earlier prompt begins with
+    the same tokens."""
     text = f"{number} " + "word " * 20
     body = {"model": MODEL, "prompt": text, "max_tokens": 1, "temperature": 0}
     time.sleep(_PAUSE_SECONDS)

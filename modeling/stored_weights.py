@@ -61,10 +61,10 @@ def stored_class(
             model: PreTrainedModel, state_dict: dict[str, Any] | None, files: list[str], load_config: Any, **_: Any
         ) -> tuple[Any, Any]:
             assert state_dict is None
-            slices = _open(files, "mmap" if maps_files else "pread")
+            slices = open_weights(files, "mmap" if maps_files else "pread")
             if quantization is not None:
                 # Read and not mapped, because nothing would take their pages out of this process's memory.
-                plain, quantized = find_quantized(_open(files, "pread"), quantization)
+                plain, quantized = find_quantized(open_weights(files, "pread"), quantization)
                 slices = {key: slices[key] for key in plain} | quantized
             if keeps_forms:
                 expected = model.state_dict()
@@ -92,8 +92,8 @@ def convert_weights(
             parameter.data = parameter.data.to(device, dtype, copy=True)
 
 
-def _open(files: Iterable[str], backend: str) -> dict[str, Any]:
-    """Returns the weights of safetensors files, unread."""
+def open_weights(files: Iterable[str], backend: str) -> dict[str, Any]:
+    """Returns the weights of safetensors files, unread. `backend`: safetensors' own, `mmap` or `pread`."""
     slices: dict[str, Any] = {}
     for file in files:
         opened: Any = safe_open(file, framework="pt", backend=backend)

@@ -20,3 +20,8 @@ def ask(client: OpenAI, text: str, pictures: Sequence[Image.Image], model: str =
         max_tokens=NUM_TOKENS,
         extra_body=EXACTLY,
     )
+
+
+def tokens_of(completion: Any) -> tuple[list[int], list[int]]:
+    """Returns the ids of the prompt's tokens and of the answer's."""
+    return completion.prompt_token_ids, completion.choices[0].token_ids

@@ -173,7 +173,6 @@ struct TileProduct {
   // for the rows [from, to) of the panels from i on, with sums of (TOGETHER, size).
   template <class Read, int TOGETHER, class PanelAt, class Finish>
   void run(int64_t count, const PanelAt& panel_at, const Finish& finish) const {
-    TileRegisters registers(rows.size);
     switch (rows.parts) {
       case 1:
         return run_blocks<Read, TOGETHER, 1>(count, panel_at, finish);
@@ -195,6 +194,7 @@ struct TileProduct {
   template <class Read, int TOGETHER, int PARTS, class PanelAt, class Finish>
   void run_blocks(int64_t count, const PanelAt& panel_at, const Finish& finish) const {
     if (Read::kHeader > 0 && rows.num_rows == 1) return run_row<Read, TOGETHER, PARTS>(count, panel_at, finish);
+    TileRegisters registers(rows.size);
     static thread_local Scratch scratch;
     int64_t group_bytes = 2 * PARTS * rows.tile_numbers() * std::min(rows.steps, kChunk / kTileK);
     int64_t most = std::max<int64_t>(4, kTilesBytes / group_bytes), blocks = (rows.count + most - 1) / most;

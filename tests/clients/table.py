@@ -16,6 +16,7 @@ import yaml
 from raylens.checkpoints import PICTURES
 from tests.clients.model import save_model
 from tests.ended_servers import serving
+from tests.environments import make_environment
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -131,13 +132,11 @@ def told_by(client: Client, folder: Path, arguments: tuple[str, ...]) -> tuple[s
 
 
 def _environment(client: Client, folder: Path) -> tuple[list[str], str]:
-    uv = str(Path(sys.executable).with_name("uv"))
     python = folder / "bin" / "python"
     if client.script and not python.exists():
         subprocess.run(["sh", str(client.script), sys.executable, str(folder)], check=True, cwd=ROOT)
     elif not python.exists():
-        subprocess.run([uv, "venv", "-q", "--python", sys.executable, str(folder)], check=True)
-        subprocess.run([uv, "pip", "install", "-q", "--python", str(python), *client.packages], check=True)
+        make_environment(folder, client.packages)
     name = client.packages[0].partition("[")[0]
     ask = [str(python), "-c", f"from importlib.metadata import version; print(version({name!r}))"]
     version = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()

@@ -16,6 +16,7 @@ from raylens.deployments.config import AppConfig
 from raylens.deployments.launch.local_cluster import deployed_app
 from raylens.preprocess.data_url import data_url
 from raylens.preprocess.processor import MultiModalProcessor, ProcessorConfig
+from tests.exact_answers import tokens_of
 from tests.family_oracle import FamilyOracle
 from tests.page_driver import ask, make_endless, open_page
 from tests.pictures import encoded, user_message
@@ -108,7 +109,7 @@ def test_answers_are_those_of_generate(served: Served) -> None:
     questions = QUESTIONS[served.model_type]
     with ThreadPoolExecutor(len(questions)) as pool:
         completions = list(pool.map(lambda question: served.ask(*question), questions))
-    answers = [(one.prompt_token_ids, one.choices[0].token_ids) for one in completions]
+    answers = list(map(tokens_of, completions))
     assert answers == [served.expected(*question) for question in questions]
     assert len({tuple(answer) for _, answer in answers}) == len(questions), "answers must depend on the input"
 
@@ -129,7 +130,7 @@ def test_videos_are_answered_as_by_generate(served: Served) -> None:
         return
     asked = [("What happens?", [], [0]), ("And here?", [1], [1, 2])]
     completions = [served.ask(*question) for question in asked]
-    answers = [(one.prompt_token_ids, one.choices[0].token_ids) for one in completions]
+    answers = list(map(tokens_of, completions))
     assert answers == [served.expected(*question) for question in asked]
 
 

@@ -14,6 +14,7 @@ from raylens.deployments.config import AppConfig
 from raylens.deployments.launch.local_cluster import deployed_app
 from raylens.modeling.families import is_found
 from tests.deployments.whole_model import NUM_TOKENS, WholeModel
+from tests.exact_answers import tokens_of
 from tests.model_coverage.small_checkpoints import save_small_checkpoint
 from tests.pictures import encoded, user_message
 from tests.preprocess.parity import picture
@@ -62,7 +63,7 @@ def test_answers_are_those_of_generate(model_type: str, tmp_path: Path, ray_port
     save_small_checkpoint(model_type, tmp_path)
     whole = WholeModel(tmp_path)
     completions, health = asked(tmp_path, ray_port, QUESTIONS, dict.fromkeys(map(str, whole.suppressed), -100))
-    answers = [(one.prompt_token_ids, one.choices[0].token_ids) for one in completions]
+    answers = list(map(tokens_of, completions))
     expected = []
     for text, pictures in QUESTIONS:
         prompt = whole.prompt([*({"type": "image"} for _ in pictures), {"type": "text", "text": text}])

@@ -6,7 +6,7 @@ import pytest
 from openai import OpenAI
 
 from raylens.deployments.config import AppConfig
-from tests.exact_answers import ask
+from tests.exact_answers import ask, tokens_of
 from tests.family_oracle import FamilyOracle
 from tests.preprocess.parity import picture
 from tests.published_forms import publish
@@ -43,8 +43,7 @@ def test_answers_are_those_of_the_same_numbers_in_float32(
     model: str, folders: dict[str, tuple[str, str]], client: OpenAI
 ) -> None:
     def tokens(text: str, indices: list[int]) -> tuple[list[int], list[int]]:
-        completion = ask(client, text, [picture(index) for index in indices], model)
-        return completion.prompt_token_ids, completion.choices[0].token_ids
+        return tokens_of(ask(client, text, [picture(index) for index in indices], model))
 
     oracle = FamilyOracle("llava", folders[model][1])
     with ThreadPoolExecutor(len(QUESTIONS)) as pool:

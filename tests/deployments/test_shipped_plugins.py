@@ -13,7 +13,7 @@ from PIL import Image
 
 from raylens.deployments.launch.config_file import load_config
 from raylens.deployments.launch.local_cluster import deployed_app
-from tests.exact_answers import NUM_TOKENS, ask
+from tests.exact_answers import NUM_TOKENS, ask, tokens_of
 from tests.preprocess.parity import picture
 from tests.preprocess.vision_plugins import plug_in
 from tests.preprocess.vision_plugins.text_model_oracle import TextModelOracle
@@ -57,7 +57,7 @@ def test_answers_are_those_of_generate(name: str, ray_port: int, tmp_path: Path)
     with deployed_app(config, host="127.0.0.1", port=ray_port) as url, ThreadPoolExecutor(len(questions)) as pool:
         client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120)
         completions = list(pool.map(lambda question: ask(client, *question), questions))
-    found = [(one.prompt_token_ids, one.choices[0].token_ids) for one in completions]
+    found = list(map(tokens_of, completions))
     texts = ["user: " + "<image>\n" * len(pictures) + text + "\nassistant:" for text, pictures in questions]
     asked = zip(texts, questions, strict=True)
     assert found == [oracle.expected(text, pictures, NUM_TOKENS) for text, (_, pictures) in asked]

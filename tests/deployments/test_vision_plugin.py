@@ -13,7 +13,7 @@ from PIL import Image
 from raylens.deployments.launch.config_file import ConfigError, load_config
 from raylens.deployments.launch.local_cluster import deployed_app
 from raylens.preprocess.data_url import data_url
-from tests.exact_answers import EXACTLY, NUM_TOKENS, ask
+from tests.exact_answers import EXACTLY, NUM_TOKENS, ask, tokens_of
 from tests.pictures import encoded
 from tests.preprocess.parity import picture
 from tests.preprocess.vision_plugins import plug_in
@@ -66,7 +66,7 @@ def prompt_of(text: str, pictures: list[Image.Image]) -> str:
 def test_answers_are_those_of_generate(client: OpenAI, oracle: TextModelOracle) -> None:
     with ThreadPoolExecutor(len(QUESTIONS)) as pool:
         completions = list(pool.map(lambda question: ask(client, *question), QUESTIONS))
-    found = [(one.prompt_token_ids, one.choices[0].token_ids) for one in completions]
+    found = list(map(tokens_of, completions))
     assert found == [oracle.expected(prompt_of(*question), question[1], NUM_TOKENS) for question in QUESTIONS]
     assert len({tuple(answer) for _, answer in found}) == len(QUESTIONS)
     again = ask(client, *QUESTIONS[2])

@@ -4,20 +4,19 @@ itself, and the answers over HTTP equal those of `generate` over them. Each tool
 import json
 import shutil
 import subprocess
-import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 from openai import OpenAI
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from raylens.deployments.config import AppConfig
 from raylens.deployments.launch.local_cluster import deployed_app
 from raylens.modeling.quantized_checkpoint import find_quantized
-from tests.exact_answers import ask
+from raylens.modeling.stored_weights import open_weights
+from tests.environments import make_environment
+from tests.exact_answers import ask, tokens_of
 from tests.family_oracle import FamilyOracle
 from tests.preprocess.parity import picture
 from tests.small_models import make_checkpoint
@@ -49,13 +48,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def written(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """By tool: a folder with what its program writes."""
-    uv, folders = str(Path(sys.executable).with_name("uv")), {}
-    for tool, packages in PACKAGES.items():
-        environment, folders[tool] = tmp_path_factory.mktemp("environment"), tmp_path_factory.mktemp(tool)
-        python = str(environment / "bin" / "python")
-        subprocess.run([uv, "venv", "-q", "--clear", "--python", sys.executable, environment], check=True)
-        for some in packages:
-            subprocess.run([uv, "pip", "install", "-q", "--python", python, *some], check=True)
+    folders = {}
+    for tool, installations in PACKAGES.items():
+        folders[tool] = tmp_path_factory.mktemp(tool)
+        python = make_environment(folders[tool] / "environment", *installations)
         subprocess.run([python, PROGRAMS / f"{tool}.py", plain, folders[tool]], check=True)
     return folders
 
@@ -63,11 +59,8 @@ def written(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 def numbers_of(quantized: Path) -> dict[str, torch.Tensor]:
     """All weights by the file's names, quantized ones as the float32 numbers that they stand for."""
     settings = json.loads((quantized / "config.json").read_text())["quantization_config"]
-    with ExitStack() as stack:
-        files = [stack.enter_context(safe_open(path, "pt")) for path in quantized.glob("*.safetensors")]
-        slices = {key: file.get_slice(key) for file in files for key in file.keys()}  # noqa: SIM118
-        plain, found = find_quantized(slices, settings)
-        return {key: weight[:].float().contiguous() for key, weight in (plain | found).items()}
+    plain, found = find_quantized(open_weights(map(str, quantized.glob("*.safetensors")), "pread"), settings)
+    return {key: weight[:].float().contiguous() for key, weight in (plain | found).items()}
 
 
 @pytest.mark.parametrize(("tool", "form"), FORMS)
@@ -90,6 +83,4 @@ def test_answers_are_those_of_the_weights_that_the_tool_reads(
         client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=60)
         for text, indices in QUESTIONS:
             pictures = [picture(index) for index in indices]
-            completion = ask(client, text, pictures)
-            told = completion.prompt_token_ids, completion.choices[0].token_ids
-            assert told == oracle.expected(text, pictures)
+            assert tokens_of(ask(client, text, pictures)) == oracle.expected(text, pictures)

@@ -4,14 +4,13 @@
 layers' weights that GPTQModel makes of that."""
 
 import os
-import sys
 from pathlib import Path
 
 os.environ["GPTQMODEL_CPU_WORKERS"] = "2"  # on two cores it takes one by default, and then refuses to start
 
 import torch
+from every_form import write_every_form
 from gptqmodel import BACKEND, GPTQModel, QuantizeConfig
-from safetensors.torch import save_file
 
 FORMS = {
     "GPTQ, 4 bits": {"bits": 4},
@@ -20,13 +19,6 @@ FORMS = {
     "GPTQ, second version": {"bits": 4, "format": "gptq_v2"},
     "AWQ": {"bits": 4, "quant_method": "awq", "format": "gemm", "sym": False},
 }
-
-
-def main() -> None:
-    source, target = Path(sys.argv[1]), Path(sys.argv[2])
-    for form in FORMS:
-        quantize(form, source, target / form / "quantized")
-        save_file(dequantized(target / form / "quantized"), target / form / "weights.safetensors")
 
 
 def quantize(form: str, source: Path, target: Path) -> None:
@@ -48,4 +40,4 @@ def weight_of(layer: torch.nn.Module) -> torch.Tensor:
     return layer(torch.eye(layer.in_features, dtype=layer.scales.dtype)).T.contiguous()
 
 
-main()
+write_every_form(FORMS, quantize, dequantized)

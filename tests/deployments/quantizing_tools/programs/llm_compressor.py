@@ -4,14 +4,13 @@
 layers' weights that transformers makes of that."""
 
 import shutil
-import sys
 from pathlib import Path
 
 import torch
 from datasets import Dataset
+from every_form import write_every_form
 from llmcompressor import oneshot
 from llmcompressor.modifiers.quantization import GPTQModifier, QuantizationModifier
-from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForImageTextToText, CompressedTensorsConfig
 
 LANGUAGE_ONLY = {"targets": "Linear", "ignore": ["re:.*lm_head", "re:.*vision_tower.*", "re:.*multi_modal_projector.*"]}
@@ -23,13 +22,6 @@ RECIPES = {
         for scheme in ("W8A16", "W8A8", "FP8_DYNAMIC", "FP8_BLOCK")
     },
 }
-
-
-def main() -> None:
-    source, target = Path(sys.argv[1]), Path(sys.argv[2])
-    for form in RECIPES:
-        quantize(form, source, target / form / "quantized")
-        save_file(dequantized(target / form / "quantized"), target / form / "weights.safetensors")
 
 
 def quantize(form: str, source: Path, target: Path) -> None:
@@ -53,4 +45,4 @@ def dequantized(folder: Path) -> dict[str, torch.Tensor]:
     return {name: layer.weight.contiguous() for name, layer in layers if isinstance(layer, torch.nn.Linear)}
 
 
-main()
+write_every_form(RECIPES, quantize, dequantized)
