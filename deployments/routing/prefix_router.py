@@ -88,8 +88,8 @@ class PrefixRouter(RoomRouter):
         self._index = MarkIndex()
         self._ring = HashRing()
 
-    def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        super().update_replicas(replicas)
+    def use(self, replicas: list[RunningReplica]) -> None:
+        super().use(replicas)
         self._by_id = {one.replica_id.unique_id: one for one in replicas}
         self._ring.set(self._by_id)
 

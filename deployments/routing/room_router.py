@@ -95,6 +95,15 @@ class RoomRouter(ChoosingRouter):
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
+        self.use(replicas)
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """Ray calls this when a call finds its replica dead, long before the controller reports the death."""
+        super().on_replica_actor_died(replica_id)
+        self.use([*self.curr_replicas.values()])
+
+    def use(self, replicas: list[RunningReplica]) -> None:
+        """Chooses among these from now on."""
         self.replicas = replicas
         self._reported_at = {known: at for known, at in self._reported_at.items() if known in self.curr_replicas}
 

@@ -166,6 +166,12 @@ async def test_a_replica_that_has_gone_is_passed_over() -> None:
     assert ranked(router, "key", "1") == order("key")
 
 
+async def test_a_replica_that_a_call_finds_dead_is_passed_over() -> None:
+    router = router_with((["1"], "b"))
+    router.on_replica_actor_died(router._by_id["b"].replica_id)
+    assert ranked(router, "key", "1") == order("key", "acd")
+
+
 def test_the_oldest_marks_are_forgotten() -> None:
     index = MarkIndex(capacity=2)
     index.add(["1"], "a")
