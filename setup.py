@@ -10,7 +10,8 @@ from setuptools import Extension, setup
 CSRC = Path("cpu_kernels/csrc")
 FLAGS = ["-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-fvisibility=hidden", "-pthread"]
 AVX512 = ["-march=x86-64-v4"]
-BUILDS = {"amx": [*AVX512, "-mamx-tile", "-mamx-bf16"], "avx512": AVX512, "avx2": ["-march=x86-64-v3"], "baseline": []}
+AMX = [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"]
+BUILDS = {"amx": AMX, "avx512": AVX512, "avx2": ["-march=x86-64-v3"], "baseline": []}
 
 if __name__ == "__main__":
     setup(

@@ -105,7 +105,7 @@ def _usable_builds() -> tuple[str, ...]:
 @cache
 def _has_amx() -> bool:
     with suppress(OSError):
-        return "amx_bf16" in Path("/proc/cpuinfo").read_text().split()
+        return {"amx_bf16", "avx512_bf16"} <= set(Path("/proc/cpuinfo").read_text().split())
     return False
 
 

@@ -148,7 +148,8 @@ class PackedWeight:
 
     def product(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Returns `rows` (..., in_features) times the weight, plus `bias`, (out_features,), float32. A row's result is
-        bit-identical for any number of other rows. Raises ValueError for rows of another width or dtype."""
+        bit-identical for any number of other rows, but see `csrc/tile_product.h`. Raises ValueError for rows of another
+        width or dtype."""
         check_rows(rows, self.layout.in_features)
         rows = rows.contiguous()
         output = rows.new_empty(*rows.shape[:-1], self.layout.out_features)

@@ -3,8 +3,11 @@
 // x is split into numbers of bfloat16: into three, whose sum is exact, or into fewer, of which the last is rounded. The
 // unit multiplies tiles of up to 16 rows of x, 32 k each, with tiles of 16 columns of the weight, 32 k each, and adds
 // the products in float32 (Intel, "Architecture Instruction Set Extensions Programming Reference", TDPBF16PS). Only k
-// determines the order of the sums, so that a row of y is bit-identical in any batch.
+// determines the order of the sums, so that a row of y is bit-identical in any batch. The exception: where x is a
+// single number of bfloat16 and a quantized weight has more than kExactRows rows, the weight's numbers times their
+// scales are rounded to bfloat16. To scale the sums of a group of 64 instead takes a third of the product's time.
 #pragma once
+#include <array>
 #include <initializer_list>
 
 #include "matrix_unit.h"
@@ -152,6 +155,32 @@ struct TileNumbers<Reader<Int4, HEADER>> {
   }
 };
 
+// Those times their scales, rounded to bfloat16.
+template <class Read>
+struct RoundedNumbers {
+  TileNumbers<Read> numbers;
+  Vec scale[2];
+
+  explicit RoundedNumbers(const float* header) : numbers(header), scale{::load(header), ::load(header + kLanes)} {}
+
+  RAYLENS_INLINE void write(const char* unit, char* to) const {
+    static constexpr std::array<uint16_t, 2 * kLanes> kPairs = [] {
+      std::array<uint16_t, 2 * kLanes> places{};
+      for (int i = 0; i < 2 * kLanes; i++) places[i] = static_cast<uint16_t>(i / 2 + i % 2 * kLanes);
+      return places;
+    }();
+    Vec own[Read::kUnit][2];
+    numbers.load(unit, own);
+    for (int k = 0; k < Read::kUnit; k += 2)
+      for (int half = 0; half < 2; half++) {
+        Vec even = own[k][half] * scale[half], odd = own[k + 1][half] * scale[half];
+        auto both = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+        both = _mm512_permutexvar_epi16(_mm512_loadu_si512(kPairs.data()), both);
+        _mm512_storeu_si512(to + (k + half) * sizeof both, both);
+      }
+  }
+};
+
 // A panel of a weight.
 struct PanelOf {
   const PackedWeight* weight;
@@ -188,6 +217,7 @@ struct TileProduct {
   static constexpr int64_t kStepBytes = kTileK / 2 * kPairBytes;
   // The prefetch distances in a quantized weight, into the L1 and the L2 cache, in bytes.
   static constexpr int64_t kNear = 1024, kFar = 8192;
+  static constexpr int64_t kExactRows = 64;
   // The L2 cache holds the tiles of some groups for kChunk, and the L1 cache the weights for kDepth.
   static constexpr int64_t kTilesBytes = 1200 * 1024, kChunk = 1536, kDepth = 256, kQuantizedDepth = 512;
 
@@ -235,6 +265,30 @@ struct TileProduct {
     return {k, std::min({kQuantizedDepth, weight.group - inside, left}), units, header};
   }
 
+  // Returns the k from `k` on with their numbers as tiles hold them: in place, or in `room`.
+  template <class Read, int PARTS>
+  Depth numbers_at(const PanelOf& panel, int64_t k, char* room) const {
+    if (Read::kHeader > 0 && PARTS == 1 && rows.num_rows > kExactRows) return rounded_at<Read>(panel, k, room);
+    Depth depth = depth_at<Read>(panel, k);
+    if (Read::kHeader == 0 && depth.count % kTileK == 0) return depth;
+    expand<Read, false>(depth.units, TileNumbers<Read>(depth.header), depth.count, room);
+    depth.units = room;
+    return depth;
+  }
+
+  // Does the same for a quantized weight whose numbers are multiplied with their scales.
+  template <class Read>
+  Depth rounded_at(const PanelOf& panel, int64_t k, char* room) const {
+    Depth whole{k, std::min(kDepth, rows.num_k - k), room, nullptr};
+    for (int64_t done = 0; done < whole.count;) {
+      Depth own = depth_at<Read>(panel, k + done);
+      int64_t count = std::min(own.count, whole.count - done);
+      expand<Read, false>(own.units, RoundedNumbers<Read>(own.header), count, room + done / 2 * kPairBytes);
+      done += count;
+    }
+    return whole;
+  }
+
   // Adds about kChunk of a panel, from `k` on, to the sums of the groups [first, last). Returns the end.
   template <class Read, int PARTS>
   int64_t run_chunk(const PanelOf& panel, const PanelOf& later, int64_t k, int64_t first, int64_t last,
@@ -246,18 +300,14 @@ struct TileProduct {
     constexpr int64_t kLines = kTileK / Read::kUnit * Read::kUnitBytes / 64;
     int64_t end = std::min(k + kChunk, rows.num_k), pairs = (last - first + 1) / 2;
     while (k < end) {
-      Depth depth = depth_at<Read>(panel, k);
+      Depth depth = numbers_at<Read, PARTS>(panel, k, room);
       const uint16_t* tiles = x + k / kTileK * PARTS * rows.tile_numbers();
       k += depth.count;
-      bool is_in_place = Read::kHeader == 0 && depth.count % kTileK == 0;
-      if (!is_in_place) expand<Read, false>(depth.units, TileNumbers<Read>(depth.header), depth.count, room);
-      const char* numbers = is_in_place ? depth.units : room;
       NextLines next{k < end ? depth_at<Read>(panel, k).units : next_panel, (kLines + pairs - 1) / pairs};
       for (int64_t group = first; group < last; group += 2) {
         const uint16_t* from = tiles + group * rows.group_numbers();
         float* to = sums + (group - first) * rows.size * kPanel;
-        group + 1 < last ? add<PARTS, 2>(from, depth, numbers, next, to)
-                         : add<PARTS, 1>(from, depth, numbers, next, to);
+        group + 1 < last ? add<PARTS, 2>(from, depth, next, to) : add<PARTS, 1>(from, depth, next, to);
       }
     }
     return k;
@@ -353,8 +403,8 @@ struct TileProduct {
   }
 
   // Writes the numbers of `count` k as tiles hold them, followed by zeros for the rest of a step.
-  template <class Read, bool IS_IN_MEMORY>
-  static RAYLENS_INLINE void expand(const char* units, const TileNumbers<Read>& numbers, int64_t count, char* to) {
+  template <class Read, bool IS_IN_MEMORY, class Numbers>
+  static RAYLENS_INLINE void expand(const char* units, const Numbers& numbers, int64_t count, char* to) {
     int64_t bytes = count / 2 * kPairBytes;
     if constexpr (Read::kHeader == 0) {
       std::memcpy(to, units, bytes);
@@ -367,13 +417,13 @@ struct TileProduct {
     std::memset(to + bytes, 0, (kTileK - 1 - (count - 1) % kTileK) / 2 * kPairBytes);
   }
 
-  // Adds some k of one or two groups to `sums`, in memory.
+  // Adds some k, as `numbers_at` returns them, of one or two groups to `sums`, in memory.
   template <int PARTS, int GROUPS>
-  RAYLENS_INLINE void add(const uint16_t* from, const Depth& depth, const char* numbers, NextLines& next,
-                          float* sums) const {
+  RAYLENS_INLINE void add(const uint16_t* from, const Depth& depth, NextLines& next, float* sums) const {
     bool is_scaled = depth.header != nullptr;
     is_scaled || depth.k == 0 ? clear_sums<GROUPS>() : load_sums<GROUPS>(sums, rows.size);
-    multiply_tiles<PARTS, GROUPS>(from, from + rows.group_numbers(), rows.tile_numbers(), numbers, depth.steps, next);
+    multiply_tiles<PARTS, GROUPS>(from, from + rows.group_numbers(), rows.tile_numbers(), depth.units, depth.steps,
+                                  next);
     is_scaled ? add_scaled<GROUPS>(depth, sums) : store_sums<GROUPS>(sums, rows.size);
   }
 

@@ -79,16 +79,34 @@ def test_a_quantized_weight_gives_what_its_numbers_in_float32_give(
         assert torch.equal(packed.product(x[row], None), product[row])
 
 
+FORMS = pytest.mark.parametrize(
+    ("form", "has_zeros"), [("int8", False), ("int8", True), ("int4", False), ("int4", True), ("float8", False)]
+)
+
+
 @pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize(("form", "has_zeros"), [("int8", False), ("int4", False), ("int4", True), ("float8", False)])
+@FORMS
 def test_a_rounded_row_is_the_same_among_others(
     library: KernelLibrary, form: Form, has_zeros: bool, parts: int
 ) -> None:
     layout = WeightLayout(75, 192, form, 64, has_zeros)
     packed = pack_quantized(library, quantized(form, 75, 192, 64, has_zeros=has_zeros, seed=0), layout, parts)
-    x = torch.randn(20, 192, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(64, 192, generator=torch.Generator().manual_seed(0))
     product = packed.product(x, None)
     assert all(torch.equal(packed.product(row, None), product[index]) for index, row in enumerate(x))
+
+
+@pytest.mark.parametrize(("num_k", "group_size"), [(192, 64), (1864, 32), (1864, 8192)])
+@FORMS
+def test_many_rounded_rows_round_the_numbers_times_their_scales(
+    library: KernelLibrary, form: Form, has_zeros: bool, num_k: int, group_size: int
+) -> None:
+    rows = quantized(form, 75, num_k, group_size, has_zeros=has_zeros, seed=0)
+    packed = pack_quantized(library, rows, WeightLayout(75, num_k, form, group_size, has_zeros), 1)
+    numbers = packed.rows(torch.arange(75))
+    x = torch.randn(100, num_k, generator=torch.Generator().manual_seed(0))
+    seen = numbers.bfloat16() if library.build == "amx" else numbers
+    assert torch.equal(packed.product(x, None), pack(library, seen, row_parts=1).product(x, None))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
