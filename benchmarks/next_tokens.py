@@ -18,6 +18,7 @@ from transformers import AutoConfig, PreTrainedModel
 from benchmarks.document import make_parser, publish, this_machine
 from raylens.llm.config import EngineConfig
 from raylens.llm.model_runner import ModelRunner
+from raylens.llm.quantization_loss import divergence
 from raylens.llm.scheduler import ScheduledChunk
 from raylens.llm.sequence import Sequence
 from raylens.preprocess.schema import ProcessedPrompt
@@ -71,12 +72,6 @@ def our_logits(checkpoint: str, prompts: list[list[int]], **settings: Any) -> to
         sequence.block_table = list(range(-(-len(one) // runner._config.block_size)))
         logits.append(runner.run([ScheduledChunk(sequence, len(one))]).logits[0].clone())  # its memory is used again
     return torch.stack(logits).flatten(0, -2)
-
-
-def divergence(expected: torch.Tensor, found: torch.Tensor) -> float:
-    """Returns the mean KL divergence in nats of rows of logits."""
-    log_p, log_q = (torch.log_softmax(logits.double(), -1) for logits in (expected, found))
-    return float((log_p.exp() * (log_p - log_q)).sum(-1).mean())
 
 
 def measure(name: str, folder: Path, num_prompts: int, num_tokens: int, ways: list[str]) -> dict[str, float]:

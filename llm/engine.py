@@ -21,6 +21,7 @@ from raylens.llm.lora.request import LoraRequest
 from raylens.llm.model_runner import ModelRunner
 from raylens.llm.outputs import EngineStats, RequestOutput
 from raylens.llm.prompt_lookup import PromptLookup
+from raylens.llm.quantization_loss import NOT_MEASURED, TEXT
 from raylens.llm.ranks.parallel import ProcessGroup, RankDiedError
 from raylens.llm.request_checks import check_embeddings, check_room, check_scoring, check_spans
 from raylens.llm.sampling.excluded_tokens import ExcludedTokens
@@ -67,6 +68,9 @@ class LLMEngine:
             step_budget=StepBudget(config.max_decode_slowdown, self._runner.prompt_threads.next_number),
         )
         tokenizer = AutoTokenizer.from_pretrained(config.model, revision=config.revision, trust_remote_code=False)
+        if config.quantization:
+            loss = self._runner.quantization_loss(tokenizer(TEXT).input_ids)
+            logger.info("quantization %s: %s", config.quantization, loss or NOT_MEASURED)
         # By whether the decoder skips special tokens.
         self._decoders = {skips: decoder_of(tokenizer, skip_special_tokens=skips) for skips in (True, False)}
         self._defaults = load_generation_defaults(config.model, config.revision, tokenizer.eos_token_id)

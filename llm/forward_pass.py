@@ -59,7 +59,7 @@ class ForwardPass:
         if len(step.embed_rows) or not fused.has_embedding:
             embeds, levels = self._embed(step)
         hidden, logits = fused.run(attention.chunks, step, embeds, levels, wants_all_hidden=wants_all_hidden)
-        return hidden, self._logits(hidden[step.logits_rows]) if logits is None else logits
+        return hidden, self.logits(hidden[step.logits_rows]) if logits is None else logits
 
     def run_layers(self, step: StepInput, attention: AttentionBackend) -> tuple[torch.Tensor, torch.Tensor]:
         """Computes a step by transformers' decoder, layer by layer."""
@@ -71,7 +71,7 @@ class ForwardPass:
                 use_cache=False,
                 attention_metadata=own_attention,
             ).last_hidden_state[0]
-        return hidden, self._logits(hidden[step.logits_rows])
+        return hidden, self.logits(hidden[step.logits_rows])
 
     def inputs_of_tokens(self, token_ids: torch.Tensor) -> dict[str, Any]:
         """Returns the inputs of the decoder beside embeddings and positions of tokens without items."""
@@ -83,7 +83,7 @@ class ForwardPass:
         scored: list[TokenLogprobs] = []
         for start in range(0, len(step.scored), _SCORED_AT_ONCE):
             rows, token_ids, num_top = zip(*step.scored[start : start + _SCORED_AT_ONCE], strict=True)
-            scored += token_logprobs(self._logits(hidden[list(rows)]), token_ids, num_top)
+            scored += token_logprobs(self.logits(hidden[list(rows)]), token_ids, num_top)
         return scored
 
     def _inputs(self, step: StepInput) -> dict[str, Any]:
@@ -111,5 +111,6 @@ class ForwardPass:
         embeds[step.embed_rows] = embeds[step.embed_rows] + own if self._family.adds_embeddings else own
         return embeds, levels if levels.shape[1] else None
 
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns the logits, (num_tokens, vocab), float32, of hidden states, (num_tokens, hidden_size)."""
         return self._family.logits(self._model, hidden).float()

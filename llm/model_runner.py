@@ -30,6 +30,7 @@ from raylens.llm.loader import computing_dtype, load_language_half
 from raylens.llm.lora.layers import LoraLayers, linear_shapes
 from raylens.llm.pooler import Pooler
 from raylens.llm.prompt_layout import PromptLayout
+from raylens.llm.quantization_loss import MAX_TOKENS, QuantizationLoss, text_step
 from raylens.llm.ranks.lockstep import run_on_all_ranks
 from raylens.llm.ranks.parallel import ProcessGroup
 from raylens.llm.request_checks import check_states
@@ -43,7 +44,7 @@ from raylens.modeling.attention_backends import turn_off_cudnn_attention
 from raylens.modeling.context_length import default_context_length
 from raylens.modeling.cuda_graphs import CudaCapture, NotRecordableError
 from raylens.modeling.merged_linear import merge_linear_layers
-from raylens.modeling.packed_linear import exact_products
+from raylens.modeling.packed_linear import exact_products, has_stored_products, stored_products
 from raylens.preprocess.schema import ProcessedPrompt
 
 if TYPE_CHECKING:
@@ -207,6 +208,28 @@ class ModelRunner:
                 embedding_size=self.embedding_size,
             )
         return fused if is_same else None
+
+    @torch.inference_mode()
+    def quantization_loss(self, token_ids: list[int]) -> QuantizationLoss | None:
+        """Compares the next token's distributions over a text with those of the stored weights. Writes to the first
+        slots of the cache. Returns None unless these weights are in mapped files, which a second call does not find,
+        and for a model that takes no prompt of text alone."""
+        cross = self._family.cross
+        needs_items = cross is not None and cross.encoder is not None
+        if needs_items or not has_stored_products(self._model):
+            return None
+        token_ids = token_ids[: min(MAX_TOKENS, self._builder.max_num_tokens, self.max_model_len)]
+        layout = self.prompt_layout(ProcessedPrompt(token_ids, [], []))
+        step = text_step(self._builder, token_ids, layout, self._config.block_size)
+
+        def logits() -> torch.Tensor:
+            return self.forward.logits(self.forward(step, self._attention.prepare(step))[0])
+
+        fused, self.forward.fused = self.forward.fused, None
+        with exact_products(self._model), stored_products(self._model):
+            stored = logits()
+        self.forward.fused = fused
+        return QuantizationLoss.of(stored, logits())
 
     def _probe_layers(self) -> list[AttentionCall]:
         text_config = self._model.config.get_text_config()

@@ -29,9 +29,11 @@ class MappedFiles:
         again."""
         start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if start < end and self._has(start, end):
+        if start < end and self.hold(tensor):
             madvise(start, end - start, DONT_NEED)
 
-    def _has(self, start: int, end: int) -> bool:
+    def hold(self, tensor: torch.Tensor) -> bool:
+        """Returns whether the tensor's memory maps a file."""
+        start, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
         index = bisect.bisect(self._ranges, (start, sys.maxsize)) - 1
         return index >= 0 and self._ranges[index][0] <= start and end <= self._ranges[index][1]

@@ -5,10 +5,12 @@ Layers that compute in float32 go to Raylens' own kernels if they were built (`c
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, TypeGuard
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from tqdm import tqdm
 
@@ -29,12 +31,13 @@ Precision = Literal["bfloat16", "float16", "int8", "int4"]
 _GROUP_SIZES = {"int8": 128, "int4": 64}
 _ROW_PARTS = {torch.bfloat16: 1, torch.float16: 2}
 """The numbers of bfloat16 that have the bits of a number of each dtype; see `PackedWeight`."""
-_QUANTIZED_PARTS = 2
-"""Models of published quantized weights compute in bfloat16 or float16."""
 
 
 class KernelLinear(nn.Module):
     """A Linear with this packed weight and bias, (out_features,) float32."""
+
+    stored: torch.Tensor | None = None
+    """See `stored_products`."""
 
     def __init__(self, weight: PackedWeight, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -48,6 +51,8 @@ class KernelLinear(nn.Module):
 
 class PackedEmbedding(nn.Module):
     """An Embedding with this packed weight, (num_embeddings, dim), float32, whose rows are multiplied by `scale`."""
+
+    stored: torch.Tensor | None = None
 
     def __init__(self, weight: PackedWeight, scale: float) -> None:
         super().__init__()
@@ -79,8 +84,8 @@ def pack_linear_layers(
     `is_included`: returns whether to replace the layer of a name. The rest needs Raylens' kernels. `precision_of`:
     returns the precision of the weight of a name, or None to keep the stored one. `is_exact`: returns whether the layer
     of a name computes in float32 on every processor. Others may round their inputs, as the library for AMX does, to the
-    bits that the weight's dtype has. `embeddings`: by name, embeddings to
-    replace, too, with the factor of their rows. A layer and an embedding of the same weight share the packed one."""
+    bits that the weight's dtype has. `embeddings`: by name, embeddings to replace, too, with the factor of their rows.
+    A layer and an embedding of the same weight share the packed one."""
     layers = {name: module for name, module in submodules(model) if is_included(name) and _is_packable(module)}
     if not has_kernel_layers(dtype):
         if precision := next(filter(None, map(precision_of, layers)), None):
@@ -92,11 +97,13 @@ def pack_linear_layers(
     files = MappedFiles()
     sources, all_names = _sources(model, [*layers, *embeddings], precision_of, is_exact, files)
     del layers  # each stored weight is freed as soon as it is packed
-    for packed, names in zip(_packed_one_by_one(sources, files), all_names, strict=True):
+    all_stored = [source.to_compare_with(files) for source in sources]
+    for packed, names, stored in zip(_packed_one_by_one(sources, files), all_names, all_stored, strict=True):
         for name in names:
             is_embedding = name in embeddings
             old: Any = model.get_submodule(name)
             new = PackedEmbedding(packed, embeddings[name]) if is_embedding else KernelLinear(packed, old.bias)
+            new.stored = stored
             model.set_submodule(name, new)
 
 
@@ -131,13 +138,19 @@ class _Source:
     def of(cls, weight: torch.Tensor | QuantizedWeight, precision: Precision | None, *, is_exact: bool) -> "_Source":
         if isinstance(weight, QuantizedWeight):
             layout = weight.layout or WeightLayout(*weight.shape, "float32")
-            return cls(weight, layout, EXACT if is_exact else _QUANTIZED_PARTS)
+            return cls(weight, layout, EXACT if is_exact else _ROW_PARTS.get(weight.dtype, EXACT))
         weight = weight.detach()
         dtype = getattr(torch, precision) if precision == "bfloat16" or precision == "float16" else weight.dtype
         if dtype == torch.bfloat16 and weight.shape[1] % PAIR:
             weight = weight.to(dtype)  # its layout, float32, would keep the bits that are to go
         parts = EXACT if is_exact else _ROW_PARTS.get(dtype, EXACT)
         return cls(weight, _layout(weight, precision), parts)
+
+    def to_compare_with(self, files: MappedFiles) -> torch.Tensor | None:
+        """Returns the weight if it is to be quantized and its numbers stay in `files`, at no cost."""
+        if isinstance(self.weight, QuantizedWeight) or not self.layout.group_size or not files.hold(self.weight):
+            return None
+        return self.weight
 
     def write(self, library: KernelLibrary, packed: PackedWeight, start: int, stop: int) -> torch.Tensor | None:
         """Writes rows of the weight. Returns their memory if they were not read from a file just now."""
@@ -211,6 +224,42 @@ def exact_products(model: nn.Module) -> Iterator[None]:
     finally:
         for weight, own in parts:
             weight.row_parts = own
+
+
+@contextmanager
+def stored_products(model: nn.Module) -> Iterator[None]:
+    """Lets the packed layers of a model whose weights `pack_linear_layers` quantized compute with the stored weights,
+    in float32. Lets go of these at the end."""
+    files, layers = MappedFiles(), _quantized_layers(model)
+    try:
+        for layer in layers:
+            layer.forward = partial(_stored_product, layer, files)  # type: ignore[method-assign]
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward, layer.stored
+
+
+def has_stored_products(model: nn.Module) -> bool:
+    """Returns whether a model has quantized weights, and the stored weights of all of them are in mapped files."""
+    layers = _quantized_layers(model)
+    return bool(layers) and all(layer.stored is not None for layer in layers)
+
+
+def _quantized_layers(model: nn.Module) -> list[KernelLinear | PackedEmbedding]:
+    packed = (one for one in model.modules() if isinstance(one, KernelLinear | PackedEmbedding))
+    return [one for one in packed if one.packed_weight.layout.group_size]
+
+
+def _stored_product(layer: KernelLinear | PackedEmbedding, files: MappedFiles, given: torch.Tensor) -> torch.Tensor:
+    assert layer.stored is not None
+    if isinstance(layer, PackedEmbedding):
+        return F.embedding(given, layer.stored).float() * layer.scale
+    with on_all_cores():
+        parts = [F.linear(given, rows.float()) for rows in torch.split(layer.stored, ROWS_AT_ONCE)]
+    files.release(layer.stored)
+    product = torch.cat(parts, dim=-1)
+    return product if layer.bias is None else product + layer.bias
 
 
 def has_kernel_layers(dtype: torch.dtype) -> bool:

@@ -4,7 +4,7 @@ A layer's tensors stand for numbers with a scale, and optionally a zero, for eac
 zero) * scale. The formats differ in the order of bits only."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ Settings = Mapping[str, Any]
 _METHODS = ("awq", "gptq", "compressed-tensors", "fp8", "fbgemm_fp8")
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """The places of eight columns in AWQ's words of 32 bits, by four bits each."""
+_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 _FORMS: dict[int, Form] = {4: "int4", 8: "int8"}
 
 
@@ -26,7 +27,7 @@ class QuantizedWeight:
     """A quantized weight in a file, (out_features, in_features).
 
     `read`: returns the rows from one index to another. `groups`: the group of each number of a row, (in_features,), if
-    groups are not consecutive; None: they are."""
+    groups are not consecutive; None: they are. `dtype`: of the model that was quantized."""
 
     shape: tuple[int, int]
     form: Form
@@ -34,6 +35,7 @@ class QuantizedWeight:
     has_zeros: bool
     read: Callable[[int, int], QuantizedRows]
     groups: torch.Tensor | None = None
+    dtype: torch.dtype = torch.float32
 
     @property
     def layout(self) -> WeightLayout | None:
@@ -98,7 +100,9 @@ def find_quantized(slices: Mapping[str, Any], settings: Settings) -> tuple[dict[
             quantized[f"{stem}.weight"] = weight
             for name in tensors.used:
                 plain.pop(f"{stem}.{name}", None)
-    return plain, quantized
+    dtypes = [_DTYPES.get(one.get_dtype(), torch.float32) for one in plain.values() if len(one.get_shape()) > 1]
+    dtype = max(dtypes, key=dtypes.count, default=torch.float32)
+    return plain, {key: replace(weight, dtype=dtype) for key, weight in quantized.items()}
 
 
 class _Tensors:

@@ -11,6 +11,7 @@ from raylens.llm.config import EngineConfig
 from raylens.llm.model_runner import ModelRunner
 from raylens.modeling.packed_linear import KernelLinear
 from tests.checkpoint_copies import copy_in_dtype
+from tests.published_forms import publish
 
 
 @pytest.mark.parametrize("variant", ["gemma3", "llava", "mllama", "qwen2_5_vl", "qwen3_5_moe"])
@@ -34,12 +35,26 @@ def test_next_tokens_are_nearer_to_float32_than_those_of_transformers_in_bfloat1
 def test_rows_have_the_bits_of_the_weights(
     dtype: torch.dtype, settings: dict[str, Any], parts: int, shapes: str, tmp_path: Path
 ) -> None:
-    stored = copy_in_dtype(shapes, tmp_path, dtype)
-    runner = ModelRunner(EngineConfig(stored, kv_cache_bytes=2**22, **settings))
+    assert parts_of(copy_in_dtype(shapes, tmp_path, dtype), **settings) == {parts}
+
+
+@pytest.mark.parametrize(("dtype", "parts"), [(torch.bfloat16, 1), (torch.float16, 2), (torch.float32, 3)])
+def test_rows_have_the_bits_of_the_weights_beside_those_of_a_published_form(
+    dtype: torch.dtype, parts: int, shapes: str, tmp_path: Path
+) -> None:
+    (tmp_path / "plain").mkdir()
+    plain = copy_in_dtype(shapes, tmp_path / "plain", dtype)
+    quantized, _ = publish("awq", plain, tmp_path, lambda name: "language_model" in name and "_proj" in name)
+    assert parts_of(quantized, exact=False) == {parts}
+
+
+def parts_of(checkpoint: str, **settings: Any) -> set[int]:
+    """Returns those of all layers but the head, which is exact."""
+    runner = ModelRunner(EngineConfig(checkpoint, kv_cache_bytes=2**22, **settings))
     found = {
         name: module.packed_weight.row_parts
         for name, module in runner._model.named_modules()
         if isinstance(module, KernelLinear)
     }
-    assert {count for name, count in found.items() if "lm_head" not in name} == {parts}
-    assert {count for name, count in found.items() if "lm_head" in name} == {3}
+    assert {found.pop(name) for name in [*found] if "lm_head" in name} == {3}
+    return set(found.values())
