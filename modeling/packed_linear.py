@@ -29,6 +29,7 @@ from raylens.modeling.submodules import submodules
 Precision = Literal["bfloat16", "float16", "int8", "int4"]
 """Of weights in memory, where it is not that of their file."""
 _GROUP_SIZES = {"int8": 128, "int4": 64}
+_STORED_ROWS_AT_ONCE = 512
 _ROW_PARTS = {torch.bfloat16: 1, torch.float16: 2}
 """The numbers of bfloat16 that have the bits of a number of each dtype; see `PackedWeight`."""
 
@@ -255,10 +256,12 @@ def _stored_product(layer: KernelLinear | PackedEmbedding, files: MappedFiles, g
     assert layer.stored is not None
     if isinstance(layer, PackedEmbedding):
         return F.embedding(given, layer.stored).float() * layer.scale
+    product = given.new_empty(*given.shape[:-1], layer.out_features)
+    columns = torch.split(product, _STORED_ROWS_AT_ONCE, dim=-1)
     with on_all_cores():
-        parts = [F.linear(given, rows.float()) for rows in torch.split(layer.stored, ROWS_AT_ONCE)]
-    files.release(layer.stored)
-    product = torch.cat(parts, dim=-1)
+        for rows, own in zip(torch.split(layer.stored, _STORED_ROWS_AT_ONCE), columns, strict=True):
+            own.copy_(F.linear(given, rows.float()))
+            files.release(rows)
     return product if layer.bias is None else product + layer.bias
 
 

@@ -44,7 +44,7 @@ from raylens.deployments.pipeline.turns import Turns
 from raylens.deployments.ray_internals.handles import num_running_replicas, route_on_this_loop
 from raylens.deployments.replica_start import Replica, start_replica
 from raylens.deployments.routing.work_scaling import PendingWork
-from raylens.deployments.stages.process_setup import skip_startup_objects
+from raylens.deployments.stages.process_setup import end_startup
 from raylens.deployments.stages.stage_calls import StageHandles
 
 REQUESTS = "requests"
@@ -171,7 +171,7 @@ class Ingress(Replica):
         with suppress(TimeoutError):
             async with asyncio.timeout(_KNOWN_SECONDS):
                 await asyncio.gather(*(route.monitor.known() for route in routes))
-        skip_startup_objects()
+        end_startup()
         reporter = asyncio.create_task(self._report_forever())
         self._batch_runner.open()
         yield

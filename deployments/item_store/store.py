@@ -38,7 +38,7 @@ from raylens.deployments.ray_internals.handles import route_on_this_loop
 from raylens.deployments.ray_internals.references import PackedReference
 from raylens.deployments.replica_start import Replica, start_replica
 from raylens.deployments.stages.object_contents import received, sent, stored
-from raylens.deployments.stages.process_setup import skip_startup_objects
+from raylens.deployments.stages.process_setup import end_startup
 from raylens.deployments.stages.stage_calls import StageCalls, StageError, StageFailedError, StageHandles
 from raylens.deployments.wire.private_port import PortAddress, PrivatePort, Reader, Writer
 from raylens.deployments.wire.stage_messages import Heartbeat
@@ -119,7 +119,7 @@ class SharedState(Replica):
         loop = asyncio.get_running_loop()
         self._opened = loop.create_task(self._port.open())
         self._reporter = loop.create_task(self._report_forever())
-        skip_startup_objects()
+        end_startup()
 
     async def address(self) -> PortAddress:
         """Returns the address for ingress connections."""

@@ -56,7 +56,7 @@ class Encode(Replica):
         self._pending = PendingWork(BATCHES)
         self._details = process_setup.kernels_in_use(config.part_device(config.encode.tower))
         self._report_regularly(self._report)
-        process_setup.skip_startup_objects()
+        process_setup.end_startup()
 
     def _load(self, config: AppConfig) -> "EncoderEngine":
         from raylens.encoder.config import EncoderConfig

@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from raylens.deployments.config import GenerateConfig
 from raylens.deployments.server_log import join_server_log
 from raylens.deployments.stages.memory_turn import memory_turn
-from raylens.deployments.stages.process_setup import set_up_torch, skip_startup_objects
+from raylens.deployments.stages.process_setup import end_startup, set_up_torch
 
 if TYPE_CHECKING:
     from raylens.llm.config import EngineConfig
@@ -54,7 +54,7 @@ class GenerateRank:
         self._group = ProcessGroup(parallel, store, torch.device(config.device))
         with memory_turn(config.device):
             self._runner = ModelRunner(config, self._group)
-        skip_startup_objects()
+        end_startup()
 
     def run(self) -> None:
         """Takes part in every step until rank 0 sends stop."""

@@ -26,7 +26,7 @@ from raylens.deployments.stages.hand_over import HandOver, received_prompt
 from raylens.deployments.stages.memory_turn import memory_turn
 from raylens.deployments.stages.pieces import AnswerSender, PieceMaker
 from raylens.deployments.stages.preprocess_stage import load_model_processor, rendered
-from raylens.deployments.stages.process_setup import kernels_in_use, set_up_torch, skip_startup_objects
+from raylens.deployments.stages.process_setup import end_startup, kernels_in_use, set_up_torch
 from raylens.deployments.stages.thoughts import ThoughtSplitter
 from raylens.deployments.wire.piece_connection import PieceConnections
 from raylens.deployments.wire.stage_messages import EmbeddingInfo, Heartbeat, UnrenderedPrompt
@@ -77,7 +77,7 @@ class Generate(Replica):
         self._metrics = GenerateMetrics()
         self._details = kernels_in_use(config.generate_device) | self._family
         self._report_regularly(lambda: self._metrics.report(engine.stats))
-        skip_startup_objects()
+        end_startup()
 
     def _load(self, config: AppConfig, ranks: RankActors | None) -> "LLMEngine":
         self._family = _checked_family(config)

@@ -56,7 +56,7 @@ class Preprocess(Replica):
         self._pending = PendingWork(PIXELS)
         self._metrics = PreprocessMetrics()
         self._report_regularly(self._report)
-        process_setup.skip_startup_objects()
+        process_setup.end_startup()
 
     async def process_item(self, job: ItemJob) -> tuple[PackedItem | PackedTensor, schema.ItemInfo]:
         """Returns the item's tensors, or the embeddings that the client sent, and the ItemInfo."""

@@ -29,13 +29,14 @@ def give_back_free_memory() -> None:
         trim(0)
 
 
-def skip_startup_objects() -> None:
-    """Excludes all live objects from garbage collection. Call it at the end of a process's startup.
+def end_startup() -> None:
+    """Returns the memory that startup needed to the system, and excludes all live objects from garbage collection.
 
     The libraries create some 136,000 objects in an ingress, and more with torch. A full collection over them blocks the
     process for a tenth of a second, and Ray triggers one in every process of a node whose object store fills."""
     gc.collect()
     gc.freeze()
+    give_back_free_memory()
 
 
 def give_way_to_answers(niceness: int) -> None:

@@ -1,7 +1,11 @@
-"""A replica sets up torch before it loads it, and leaves startup objects out of garbage collection."""
+"""A replica sets up torch before it loads it, leaves startup objects out of garbage collection, and keeps no memory
+that only its start needed."""
 
+import os
 import subprocess
 import sys
+
+from raylens.deployments.stages.process_setup import MALLOC_VARIABLES
 
 CHECK = """
 import os, sys
@@ -16,10 +20,21 @@ assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
 ACT = """
 import gc
 import raylens.deployments.endpoint.ingress
-from raylens.deployments.stages.process_setup import skip_startup_objects
+from raylens.deployments.stages.process_setup import end_startup
 before = len(gc.get_objects())
-skip_startup_objects()
+end_startup()
 print(before, gc.get_freeze_count(), len(gc.get_objects()))
+"""
+FREE = """
+from pathlib import Path
+from raylens.deployments.stages.process_setup import end_startup
+def num_pages():
+    return int(Path("/proc/self/statm").read_text().split()[1])
+blocks = [b"1" * 2**20 for _ in range(100)]
+blocks.clear()
+before = num_pages()
+end_startup()
+print((before - num_pages()) * 4096)
 """
 
 
@@ -32,3 +47,9 @@ def test_objects_of_the_start_are_left_out() -> None:
     num_before, num_frozen, num_left = map(int, done.stdout.split())
     assert num_frozen > 50_000
     assert num_left < num_before / 100
+
+
+def test_memory_of_the_start_is_given_back() -> None:
+    environment = os.environ | MALLOC_VARIABLES
+    done = subprocess.run([sys.executable, "-c", FREE], capture_output=True, text=True, check=True, env=environment)
+    assert int(done.stdout) > 80 * 2**20
