@@ -3,9 +3,9 @@
 // x is split into numbers of bfloat16: into three, whose sum is exact, or into fewer, of which the last is rounded. The
 // unit multiplies tiles of up to 16 rows of x, 32 k each, with tiles of 16 columns of the weight, 32 k each, and adds
 // the products in float32 (Intel, "Architecture Instruction Set Extensions Programming Reference", TDPBF16PS). Only k
-// determines the order of the sums, so that a row of y is bit-identical in any batch. The exception: where x is a
-// single number of bfloat16 and a quantized weight has more than kExactRows rows, the weight's numbers times their
-// scales are rounded to bfloat16. To scale the sums of a group of 64 instead takes a third of the product's time.
+// determines the order of the sums, so that a row of y is bit-identical in any batch, but for a quantized weight: more
+// than kExactRows rows of x that are rounded to one number each are multiplied with the weight's numbers times their
+// scales, rounded, too. To scale the sums of each group of 64 instead takes a third longer.
 #pragma once
 #include <array>
 #include <initializer_list>
