@@ -52,7 +52,8 @@ def written(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     for tool, installations in PACKAGES.items():
         folders[tool] = tmp_path_factory.mktemp(tool)
         python = make_environment(folders[tool] / "environment", *installations)
-        subprocess.run([python, PROGRAMS / f"{tool}.py", plain, folders[tool]], check=True)
+        # GPTQModel leaves a folder of logs where it runs.
+        subprocess.run([python, PROGRAMS / f"{tool}.py", plain, folders[tool]], check=True, cwd=folders[tool])
     return folders
 
 
