@@ -18,9 +18,7 @@ from transformers import AutoConfig, PreTrainedModel
 from benchmarks.document import make_parser, publish, this_machine
 from raylens.llm.config import EngineConfig
 from raylens.llm.model_runner import ModelRunner
-from raylens.llm.quantization_loss import divergence
-from raylens.llm.scheduler import ScheduledChunk
-from raylens.llm.sequence import Sequence
+from raylens.llm.quantization_loss import divergence, text_step
 from raylens.preprocess.schema import ProcessedPrompt
 from tests.checkpoint_copies import copy_in_dtype
 from tests.llm.language_variants import VARIANTS
@@ -66,11 +64,9 @@ def our_logits(checkpoint: str, prompts: list[list[int]], **settings: Any) -> to
     )
     logits = []
     for one in prompts:
-        sequence = Sequence(
-            "r", one, len(one), [], len(one) + 1, layout=runner.prompt_layout(ProcessedPrompt(one, [], []))
-        )
-        sequence.block_table = list(range(-(-len(one) // runner._config.block_size)))
-        logits.append(runner.run([ScheduledChunk(sequence, len(one))]).logits[0].clone())  # its memory is used again
+        layout = runner.prompt_layout(ProcessedPrompt(one, [], []))
+        step = text_step(runner._builder, one, layout, runner._config.block_size)
+        logits.append(runner.run_step(step).logits[0].clone())  # its memory is used again
     return torch.stack(logits).flatten(0, -2)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from raylens.cpu_kernels.library import kernel_library
 from raylens.cpu_kernels.threads import ThreadBackoff, set_num_threads, usable_cores
-from raylens.llm.attention import AttentionCall, PagedAttention, block_bytes
+from raylens.llm.attention import AttentionBackend, AttentionCall, PagedAttention, block_bytes
 from raylens.llm.attention_variants.reference_windows import check_choices
 from raylens.llm.cache_size import bytes_left_for_cache, check_cache_dtype, shortage_explained, worst_step
 from raylens.llm.config import EngineConfig
@@ -221,15 +221,14 @@ class ModelRunner:
         token_ids = token_ids[: min(MAX_TOKENS, self._builder.max_num_tokens, self.max_model_len)]
         layout = self.prompt_layout(ProcessedPrompt(token_ids, [], []))
         step = text_step(self._builder, token_ids, layout, self._config.block_size)
+        step.pooled = [(0, len(token_ids))]  # all hidden states are wanted
 
-        def logits() -> torch.Tensor:
-            return self.forward.logits(self.forward(step, self._attention.prepare(step))[0])
+        def logits(run: Callable[[StepInput, AttentionBackend], tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+            return self.forward.logits(run(step, self._attention.prepare(step))[0])
 
-        fused, self.forward.fused = self.forward.fused, None
         with exact_products(self._model), stored_products(self._model):
-            stored = logits()
-        self.forward.fused = fused
-        return QuantizationLoss.of(stored, logits())
+            stored = logits(self.forward.run_layers)
+        return QuantizationLoss.of(stored, logits(self.forward))
 
     def _probe_layers(self) -> list[AttentionCall]:
         text_config = self._model.config.get_text_config()

@@ -53,9 +53,7 @@ def divergence(expected: torch.Tensor, found: torch.Tensor) -> float:
 
 
 def text_step(builder: StepBuilder, token_ids: list[int], layout: PromptLayout, block_size: int) -> StepInput:
-    """Returns a step over a whole text in the first blocks of the cache, whose hidden states are all computed."""
-    sequence = Sequence("trial", token_ids, len(token_ids), [], len(token_ids), layout=layout)
+    """Returns a step over a whole text in the first blocks of the cache, with the logits after its last token."""
+    sequence = Sequence("trial", token_ids, len(token_ids), [], len(token_ids) + 1, layout=layout)
     sequence.block_table = list(range(-(-len(token_ids) // block_size)))
-    step = builder.build([ScheduledChunk(sequence, len(token_ids))])
-    step.pooled = [(0, len(token_ids))]
-    return step
+    return builder.build([ScheduledChunk(sequence, len(token_ids))])

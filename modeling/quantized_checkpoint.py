@@ -18,7 +18,8 @@ Settings = Mapping[str, Any]
 _METHODS = ("awq", "gptq", "compressed-tensors", "fp8", "fbgemm_fp8")
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """The places of eight columns in AWQ's words of 32 bits, by four bits each."""
-_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""By their names in safetensors' files."""
 _FORMS: dict[int, Form] = {4: "int4", 8: "int8"}
 
 
@@ -100,7 +101,7 @@ def find_quantized(slices: Mapping[str, Any], settings: Settings) -> tuple[dict[
             quantized[f"{stem}.weight"] = weight
             for name in tensors.used:
                 plain.pop(f"{stem}.{name}", None)
-    dtypes = [_DTYPES.get(one.get_dtype(), torch.float32) for one in plain.values() if len(one.get_shape()) > 1]
+    dtypes = [DTYPES.get(one.get_dtype(), torch.float32) for one in plain.values() if len(one.get_shape()) > 1]
     dtype = max(dtypes, key=dtypes.count, default=torch.float32)
     return plain, {key: replace(weight, dtype=dtype) for key, weight in quantized.items()}
 

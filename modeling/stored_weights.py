@@ -13,11 +13,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
-from raylens.modeling.quantized_checkpoint import QuantizedWeight, Settings, find_quantized
+from raylens.modeling.quantized_checkpoint import DTYPES, QuantizedWeight, Settings, find_quantized
 from raylens.modeling.submodules import submodules
-
-_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-"""The kept dtypes of matrices, by safetensors' names. Vectors get the model's dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +127,7 @@ def _keep(model: PreTrainedModel, target: Target) -> bool:
         if is_taken:
             model.set_submodule(path, QuantizedLinear(stored, module.bias))
         return is_taken
-    dtype = _DTYPES.get(stored.get_dtype())
+    dtype = DTYPES.get(stored.get_dtype())
     if parameter.ndim > 1 and parameter.is_floating_point() and dtype is not None:
         parameter.data = parameter.data.to(dtype)
     return False

@@ -1,7 +1,9 @@
 """The processes of the application that the tests run, found among this machine's processes."""
 
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from raylens.deployments.launch.local_cluster import APP_NAME
@@ -24,6 +26,18 @@ def replica_log(pid: int) -> str:
     """Returns what the replica of this process has logged, from the log file that Ray Serve keeps open for it."""
     opened = {Path(os.path.realpath(link)) for link in Path(f"/proc/{pid}/fd").iterdir()}
     return "".join(file.read_text() for file in opened if file.parent.name == "serve" and file.suffix == ".log")
+
+
+@contextmanager
+def stopped(*pids: int) -> Iterator[None]:
+    """Lets these processes stand still during the block."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 def proxy_pids() -> list[int]:

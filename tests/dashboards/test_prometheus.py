@@ -24,7 +24,7 @@ from tests.dashboards.counted_load import Counts, LongAnswers, pictures
 from tests.dashboards.monitored import EMBEDDING_BYTES, PANELS, ROOM, STORE_BYTES, Monitored, monitored_application
 from tests.dashboards.prometheus_server import cluster_config, targets
 from tests.pictures import disc, encoded, user_message
-from tests.replicas import children, replica_pids
+from tests.replicas import children, replica_pids, stopped
 from tests.waiting import wait_until
 
 
@@ -187,12 +187,9 @@ def test_nothing_fires_under_load_but_a_cache_that_is_too_small(monitored: Monit
 def test_alerts_fire_when_first_tokens_come_late_and_requests_are_refused(monitored: Monitored) -> None:
     counts = Counts()
     (generate,) = replica_pids("Generate")
-    os.kill(generate, signal.SIGSTOP)
-    try:
+    with stopped(generate):
         threads = counts.ask_at_once(monitored.client, ROOM + 8)
         time.sleep(4)
-    finally:
-        os.kill(generate, signal.SIGCONT)
     _join(threads)
     assert counts.errors == {"overloaded_queue": 6}
     monitored.wait_for_alert("RaylensRefusesRequests", reason="queue")
@@ -254,12 +251,8 @@ def test_an_alert_fires_when_the_object_store_spills(monitored: Monitored) -> No
 
 
 def test_an_alert_fires_when_a_node_gives_no_metrics(monitored: Monitored) -> None:
-    exporter = _exporter_pid()
-    os.kill(exporter, signal.SIGSTOP)
-    try:
+    with stopped(_exporter_pid()):
         monitored.wait_for_alert("RaylensNodeNotScraped", job="raylens")
-    finally:
-        os.kill(exporter, signal.SIGCONT)
 
 
 def _join(threads: list[threading.Thread]) -> None:

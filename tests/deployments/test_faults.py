@@ -18,7 +18,7 @@ from raylens.deployments.launch.local_cluster import APP_NAME
 from tests.asking_clients import AskingClients
 from tests.background import Background
 from tests.metric_values import samples
-from tests.replicas import proxy_pids, replica_pids, worker_pids
+from tests.replicas import proxy_pids, replica_pids, stopped, worker_pids
 from tests.waiting import wait_until
 
 
@@ -258,9 +258,8 @@ def test_every_stream_of_a_killed_replica_ends_with_its_own_error_event(client: 
 def test_health_and_requests_are_503_while_a_stage_is_away(client: OpenAI, app_url: str) -> None:
     """The engine is stopped, not killed: its replica lives on but shows no heartbeat."""
     (pid,) = replica_pids("Generate")
-    os.kill(pid, signal.SIGSTOP)
     body = {"model": "shapes", "prompt": "Hello", "max_tokens": 1}
-    try:
+    with stopped(pid):
         # It waits until the stage counts as away, and five seconds more.
         refusals = [httpx.post(f"{app_url}/v1/completions", json=body, timeout=30) for _ in range(2)]
         assert [one.status_code for one in refusals] == [503, 503]
@@ -273,6 +272,4 @@ def test_health_and_requests_are_503_while_a_stage_is_away(client: OpenAI, app_u
             time.sleep(0.2)
         assert response.status_code == 503
         assert response.json()["stages"]["generate"] == "unresponsive"
-    finally:
-        os.kill(pid, signal.SIGCONT)
     wait_until_healthy(app_url)

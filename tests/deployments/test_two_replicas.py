@@ -1,7 +1,5 @@
 """Two replicas of Preprocess, Encode and Generate: a request goes to the right one of them."""
 
-import os
-import signal
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +14,7 @@ from raylens.deployments.config import AppConfig
 from raylens.deployments.metrics.recording import metrics_folder
 from tests.asking_clients import AskingClients
 from tests.pictures import disc, encoded, user_message
-from tests.replicas import replica_pids
+from tests.replicas import replica_pids, stopped
 from tests.waiting import wait_until
 
 NUM_REQUESTS, LEAST_SPLIT = 20, 16
@@ -97,14 +95,11 @@ def test_requests_go_past_a_replica_that_stands_still(client: OpenAI, deployment
     victim = replica_pids(deployment)[0]
     with AskingClients(client, NUM_CLIENTS) as load:
         load.wait_for(NUM_CLIENTS, timeout=60)
-        os.kill(victim, signal.SIGSTOP)
-        try:
+        with stopped(victim):
             time.sleep(1)  # whatever had left it before has come
             before = load.num_right
             time.sleep(HELD_UP_SECONDS - 1)
             meanwhile = load.num_right - before
-        finally:
-            os.kill(victim, signal.SIGCONT)
     assert (load.wrong, load.errors) == ([], [])
     assert meanwhile > NUM_CLIENTS, "the other replica answers those that come"
     assert victim in replica_pids(deployment), "it was slow, not dead"

@@ -23,7 +23,7 @@ from raylens.deployments.ray_internals.calls_ahead import results_of
 from raylens.deployments.ray_internals.handles import route_on_this_loop
 from raylens.deployments.routing.room_router import OldestFirstLock, room_routing
 from tests.made_up_router import MAX_ONGOING, Router
-from tests.replicas import worker_pids
+from tests.replicas import stopped, worker_pids
 from tests.waiting import wait_until
 
 TIMEOUT = 30
@@ -478,17 +478,6 @@ def test_a_dead_replica_gets_one_call_at_most_before_the_controller_hears_of_its
         lost = [is_lost(worker.who_after.remote("")) for _ in range(60)]
     assert sum(lost) <= 1
     wait_until(lambda: len(replicas_that_answer(worker)) == 3, seconds=TIMEOUT)
-
-
-@contextmanager
-def stopped(*pids: int) -> Iterator[None]:
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
 
 
 def is_lost(call: DeploymentResponse[Any]) -> bool:
