@@ -20,6 +20,8 @@ from tests.waiting import wait_until
 NUM_REQUESTS, LEAST_SPLIT = 20, 16
 """On a busy machine, a picture may be encoded before Preprocess takes the other. By chance, half of all pairs split."""
 NUM_CONVERSATIONS, NUM_TURNS = 8, 4
+NUM_AT_A_TIME = 2
+"""The router takes a replica with four calls for busy, and counts a call for a moment after its end."""
 NUM_CLIENTS = 12
 HELD_UP_SECONDS = 6.0
 """Ray takes a replica for dead after more."""
@@ -79,7 +81,7 @@ class Conversation:
 def test_each_turn_finds_the_turns_before_it(client: OpenAI) -> None:
     """A conversation comes back to the replica that has its beginning in its KV cache. Others take turns meanwhile."""
     conversations = [Conversation(client, number) for number in range(NUM_CONVERSATIONS)]
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(NUM_AT_A_TIME) as pool:
         for _ in range(NUM_TURNS):
             list(pool.map(Conversation.take_a_turn, conversations))
     firsts = [one.cached_shares[0] for one in conversations]
