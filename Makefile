@@ -8,7 +8,7 @@ BIN := .venv/bin
 # Where Python writes no bytecode, each of the many processes that tests start compiles Raylens again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve quick oldest test test-slow clients check format bench dashboard accuracy chromium compiler hosts prometheus sanitize screenshots vllm-cpu
+.PHONY: help demo serve quick oldest test test-slow clients check format bench dashboard accuracy chromium compiler hosts prometheus sanitize screenshots vendor vllm-cpu
 
 CSRC := $(wildcard cpu_kernels/csrc/*)
 
@@ -70,6 +70,20 @@ prometheus: ## the Prometheus that reads the tests' servers, by apt where it is 
 		{ test "$$(id -u)" = 0 && apt-get update && apt-get install -y --no-install-recommends prometheus && \
 			{ service prometheus stop; update-rc.d prometheus disable; }; } || \
 		{ echo "Prometheus is missing, and this is not root. On Debian: apt-get install prometheus"; exit 1; }
+
+VENDORED := markdown-it@14.3.3 @mdit/plugin-tex@0.24.2 katex@0.19.1 @highlightjs/cdn-assets@11.12.0
+VENDOR := deployments/endpoint/page/vendor
+
+vendor: ## take the page's libraries from the npm registry anew, in the versions that this Makefile names
+	rm -rf build/vendor && mkdir -p build/vendor $(VENDOR)/fonts
+	for package in $(VENDORED); do npm pack --silent --pack-destination build/vendor $$package >/dev/null; done
+	cd build/vendor && for archive in *.tgz; do mkdir $${archive%-*} && tar -xzf $$archive -C $${archive%-*} --strip 1; done
+	cd build/vendor && cp markdown-it/dist/markdown-it.min.js katex/dist/katex.min.* \
+		highlightjs-cdn-assets/es/highlight.min.js $(CURDIR)/$(VENDOR)/
+	cp build/vendor/mdit-plugin-tex/dist/index.js $(VENDOR)/markdown-it-tex.js
+	cp build/vendor/katex/dist/fonts/*.woff2 $(VENDOR)/fonts/
+	sed -i '/^\/\/# sourceMappingURL/d' $(VENDOR)/*.js
+	cd build/vendor && head -n 40 */LICENSE > $(CURDIR)/$(VENDOR)/LICENSES
 
 compiler: ## a C++ compiler for the kernels, by apt where it is missing
 	@command -v g++ >/dev/null || \

@@ -65,7 +65,7 @@ class MediaLimits:
         Field(description="fewer of one kind, e.g. {video: 1}"),
     ] = field(default_factory=dict, hash=False)  # limits are keys of caches
     max_item_bytes: int = Field(default=20 * 2**20, ge=1, description="bytes of one encoded item")
-    max_total_bytes: int = Field(default=64 * 2**20, ge=1, description="bytes of all encoded items of a request")
+    max_total_bytes: int = Field(default=96 * 2**20, ge=1, description="bytes of all encoded items of a request")
     max_image_pixels: int = Field(default=50_000_000, ge=1, description="pixels of one image, width x height")
     video: VideoLimits = Field(default_factory=VideoLimits, description="what one video may bring")
     audio: AudioLimits = Field(default_factory=AudioLimits, description="what one sound may bring")

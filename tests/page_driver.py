@@ -2,9 +2,14 @@
 
 import base64
 import json
+import re
+from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
+import httpx
 from playwright.sync_api import (
     BrowserContext,
     ConsoleMessage,
@@ -27,6 +32,9 @@ _COPY = """async (base64) => {
   const bytes = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
   await navigator.clipboard.write([new ClipboardItem({ "image/png": new Blob([bytes], { type: "image/png" }) })]);
 }"""
+
+
+_UPLOAD = re.compile("upload:(file-[0-9a-f]+)")
 
 
 class Watch:
@@ -87,7 +95,8 @@ def drop(page: Page, *files: Path) -> None:
 def reload(page: Page) -> None:
     """Once the browser has kept what the page gave it: a reload may end what is still written. Returns once the page
     has restored it, because clicks before have no effect."""
-    page.evaluate("keep(() => {})")  # comes after whatever was to be kept before it
+    # It comes after whatever was to be kept before it.
+    page.evaluate("import('/page/chat/storage.js').then(({ keep }) => keep(() => {}))")
     page.reload()
     expect(page.locator("#health")).not_to_have_text("Connecting")
 
@@ -102,7 +111,7 @@ def ask(page: Page, text: str) -> str:
     number = page.locator(".measures").count()
     send(page, text)
     expect(page.locator(".measures")).to_have_count(number + 1)
-    return page.locator("article.assistant .text").last.inner_text()
+    return page.locator("article.assistant .content").last.inner_text()
 
 
 def open_list(page: Page) -> Locator:
@@ -140,11 +149,24 @@ def bring_in(page: Page, content: object) -> None:
 # What goes to the server and what comes from it
 
 
-def sent_bodies(page: Page) -> list[Any]:
-    """Fills with the requests for answers from now on."""
+def sent_bodies(page: Page, *, as_sent: bool = False) -> list[Any]:
+    """Fills with the requests for answers from now on. Uploaded files are in them as data: URLs, unless `as_sent`."""
     bodies: list[Any] = []
-    page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
+
+    def note(request: Request) -> None:
+        if fnmatch(request.url, CHAT):
+            body = request.post_data or ""
+            bodies.append(json.loads(body if as_sent else _UPLOAD.sub(partial(_content, request.url), body)))
+
+    page.on("request", note)
     return bodies
+
+
+def _content(url: str, match: re.Match[str]) -> str:
+    """The data: URL of an upload on the server of that URL."""
+    file = f"{urljoin(url, '/v1/files')}/{match[1]}"
+    name, content = httpx.get(file).json()["filename"], httpx.get(f"{file}/content").content
+    return data_url(content, name.replace(".", "/"))
 
 
 # 20 kB/s are about 80 tokens a second, each of which has an event of its own.
@@ -184,6 +206,17 @@ def make_endless(page: Page, max_tokens: int, **options: Any) -> None:
     page.route(CHAT, change)
 
 
+def answer_with(page: Page, text: str, *, reason: str | None = "stop", pieces: int = 7) -> None:
+    """Makes `text` the next answer, in events of `pieces` characters. Without a reason the stream breaks off."""
+    deltas: list[Any] = [{"content": text[begin : begin + pieces]} for begin in range(0, len(text), pieces)]
+    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    events = [json.dumps({"choices": [choice]}) for choice in choices]
+    if reason is not None:
+        events += [json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}), "[DONE]"]
+    body = "".join(f"data: {event}\n\n" for event in events)
+    page.route(CHAT, lambda route: route.fulfill(body=body, content_type="text/event-stream"), times=1)
+
+
 def openai_error(status: int, message: str, **headers: str) -> dict[str, Any]:
     """What `Route.fulfill` takes to answer as a server in trouble does."""
     error = {"message": message, "type": "server_error", "param": None, "code": "in_trouble"}
@@ -194,6 +227,17 @@ def turn(user: str, assistant: str = "red") -> dict[str, Any]:
     """A history of one question and its answer."""
     messages = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
     return {"version": 1, "model": "shapes", "messages": messages}
+
+
+def content_of(medium: Locator) -> str:
+    """What an image or a video element shows, as a data: URL."""
+    url: str = medium.evaluate(
+        """async (node) => {
+          const { dataUrlOf } = await import("/page/chat/media.js");
+          return dataUrlOf(node.closest("[data-medium]").dataset.medium);
+        }"""
+    )
+    return url
 
 
 def picture_url(file: Path) -> str:

@@ -67,7 +67,7 @@ def talk(page: Page, questions: tuple[str, ...]) -> None:
     for question in questions:
         ask(page, question)
     page.locator(".measures summary").last.click()
-    page.evaluate("scrollToEnd()")
+    page.locator("#scroll").evaluate("(node) => node.scrollTo(0, node.scrollHeight)")
     page.locator("#question").focus()
 
 
@@ -118,7 +118,7 @@ def shoot_operator(url: str, admin: str, keys: list[str], folder: Path) -> None:
                 color_scheme=shot.scheme,
                 viewport={"width": width, "height": height},
                 device_scale_factor=shot.scale,
-                http_credentials={"username": "operator", "password": admin},
+                extra_http_headers={"authorization": f"Bearer {admin}"},
             )
             pages.append(context.new_page())
             pages[-1].goto(f"{url}/dashboard")

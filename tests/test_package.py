@@ -65,7 +65,8 @@ def test_at_its_top_is_raylens_alone(wheel: Path) -> None:
 def test_what_is_no_module_is_in_it(wheel: Path) -> None:
     files = set(zipfile.ZipFile(wheel).namelist())
     for folder in ("checkpoints/shapes", "checkpoints/pictures", "deployments/endpoint/page"):
-        assert {f"raylens/{path.relative_to(ROOT)}" for path in (ROOT / folder).iterdir()} <= files
+        found = [path for path in (ROOT / folder).rglob("*") if path.is_file()]
+        assert {f"raylens/{path.relative_to(ROOT)}" for path in found} <= files
     assert "raylens/py.typed" in files
     assert any(name.endswith("licenses/LICENSE") for name in files)
 

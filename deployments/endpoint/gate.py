@@ -3,8 +3,6 @@
 The gate reads bodies of known senders only, and only as much as the budgets allow."""
 
 import asyncio
-import base64
-import binascii
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -19,17 +17,19 @@ from raylens.deployments.endpoint.access_log import listed, log_entry
 from raylens.deployments.endpoint.admission import Admission, OverloadedError, Ticket
 from raylens.deployments.endpoint.api_keys import ApiKeys, Caller
 from raylens.deployments.endpoint.errors import AccessError, response_for
+from raylens.deployments.endpoint.page_route import PREFIX
 from raylens.deployments.endpoint.request_cost import RequestCost
 from raylens.deployments.endpoint.request_headers import checked_request_id
 from raylens.deployments.endpoint.request_traces import traced_request
+from raylens.deployments.endpoint.sign_in_routes import SIGN_OUT, key_in_cookie
 from raylens.deployments.pipeline.long_texts import LongTexts
 from raylens.deployments.pipeline.turns import Turns
 from raylens.deployments.routing.work_scaling import PendingWork
 from raylens.deployments.tracing.spans import Spans
 from raylens.preprocess.schema import InvalidRequestError
 
-_OPEN_PATHS = frozenset({"/health", "/ping"})
-_PAGES = frozenset({"/", "/dashboard"})
+_OPEN_PATHS = frozenset({"/health", "/ping", "/", "/dashboard", SIGN_OUT})
+"""The pages themselves hold nothing of their own: their scripts call routes that take a key."""
 _MAX_JSON_PARTS = 2**18
 """Limit on commas and brackets in a JSON body. Memory and validation time grow mainly with these, not with bytes."""
 _MAX_JSON_BYTES = 32 * 2**20
@@ -45,7 +45,6 @@ _PORT = re.compile(r":[0-9]*$")
 _IPV4 = re.compile(r"[0-9]+(\.[0-9]+){3}")
 _PRIVATE_DOMAINS = (".localhost", ".local", ".internal", ".home.arpa", ".lan")
 """Domains outside of public DNS: RFC 6761, 6762 and 8375, ICANN's for private use, and that of most routers."""
-_BASIC = 'Basic realm="Raylens: an API key as the password", charset="UTF-8"'
 
 
 @dataclass(eq=False, kw_only=True)
@@ -89,11 +88,11 @@ class Gate:
         state = scope["state"]
         try:
             _check_headers(headers)
-            if scope["path"] in _OPEN_PATHS:
+            if scope["path"] in _OPEN_PATHS or scope["path"].startswith(PREFIX):
                 await self.app(scope, receive, send)
                 return
             # Of an OwnRequest. No client can set it: Ray Serve makes the state.
-            caller = state.get("caller") or self._caller(headers, scope["path"])
+            caller = state.get("caller") or self._caller(headers)
         except (AccessError, InvalidRequestError) as error:
             state["error"] = error
             await response_for(error, scope["path"])(scope, receive, send)
@@ -112,17 +111,16 @@ class Gate:
                 state["num_body_bytes"] = ticket.held.bytes
             await self.app(scope, _replayed(body, receive), send)
 
-    def _caller(self, headers: Headers, path: str) -> Caller:
+    def _caller(self, headers: Headers) -> Caller:
         """Returns the sender of the request. Raises AccessError."""
-        key, is_basic = _key_in(headers.get("authorization", ""))
-        key = key or headers.get("x-api-key")  # where Anthropic's clients send it
+        # Anthropic's clients send the key in a header of its own.
+        key = _bearer(headers.get("authorization", "")) or headers.get("x-api-key")
+        is_by_cookie = key is None and (key := key_in_cookie(headers)) is not None
         caller = self.keys.find(key)
         if caller is None:
             reason = "no API key was sent" if key is None else "the API key is not valid"
-            # Only Basic makes a browser ask its user for a key.
-            challenge = _BASIC if path in _PAGES or is_basic else "Bearer"
-            raise AccessError(reason, status=401, challenge=challenge)
-        if self._is_foreign(headers, is_basic=is_basic):
+            raise AccessError(reason, status=401, challenge="Bearer")
+        if self._is_foreign(headers, is_by_cookie=is_by_cookie):
             raise AccessError("pages of other sites may not call this server, see ingress.cors_origins", status=403)
         if self.keys.is_open and not self._is_own(headers.get("host", "")):
             reason = "a server without API keys answers to public names only that are in ingress.allowed_hosts"
@@ -136,13 +134,13 @@ class Gate:
         is_address = name.startswith("[") or _IPV4.fullmatch(name) is not None
         return is_address or "." not in name or name.endswith(_PRIVATE_DOMAINS) or name in self.hosts
 
-    def _is_foreign(self, headers: Headers, *, is_basic: bool) -> bool:
+    def _is_foreign(self, headers: Headers, *, is_by_cookie: bool) -> bool:
         """Returns whether a page of another site sent the request, by the browser's headers. Such a page could reach a
         server of the private network through its visitor's browser, or use a key that the browser adds."""
         origin = headers.get("origin")
         if origin is not None and origin not in self.origins:
             return origin.partition("://")[2] != headers.get("host", "")
-        return is_basic and headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
+        return is_by_cookie and headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
 
     async def _body(self, headers: Headers, receive: Receive, ticket: Ticket) -> tuple[bytes, LongTexts]:
         """Returns the body, and separately the long texts of a JSON body. Raises InvalidRequestError for a body that is
@@ -223,15 +221,9 @@ def _check_headers(headers: Headers) -> None:
             raise InvalidRequestError(reason, field="headers", code="headers_too_large", status=431)
 
 
-def _key_in(authorization: str) -> tuple[str | None, bool]:
-    """Returns the key, and whether a browser sent it with Basic authentication, as the password with any user name."""
+def _bearer(authorization: str) -> str | None:
     scheme, _, value = authorization.partition(" ")
-    if scheme.lower() == "basic":
-        try:
-            return base64.b64decode(value, validate=True).decode().partition(":")[2] or None, True
-        except (binascii.Error, UnicodeDecodeError):
-            return None, True
-    return (value.strip() or None) if scheme.lower() == "bearer" else None, False
+    return (value.strip() or None) if scheme.lower() == "bearer" else None
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -30,9 +30,10 @@ from raylens.deployments.endpoint.health import StageMonitor
 from raylens.deployments.endpoint.json_route import JsonRoute
 from raylens.deployments.endpoint.metrics_export import export_metrics
 from raylens.deployments.endpoint.operator_routes import OperatorRoutes
-from raylens.deployments.endpoint.page_route import CHAT_PAGE, examples, page
+from raylens.deployments.endpoint.page_route import CHAT_PAGE, PageFiles, examples, page
 from raylens.deployments.endpoint.pooling_routes import PoolingRoutes
 from raylens.deployments.endpoint.served_models import ModelRoute, ServedModels
+from raylens.deployments.endpoint.sign_in_routes import add_sign_in_routes
 from raylens.deployments.endpoint.stored_responses import ResponseStore
 from raylens.deployments.endpoint.token_routes import TokenRoutes
 from raylens.deployments.item_store.client import Shards
@@ -138,6 +139,8 @@ class Ingress(Replica):
             route(path, self.health, methods=["HEAD"], include_in_schema=False)
         route("/version", self.version, methods=["GET"], responses=ERROR_RESPONSES)
         page(CHAT_PAGE).add_to(api, "/")
+        PageFiles().add_to(api)
+        add_sign_in_routes(api)
         examples().add_to(api, "/examples")
         add_error_handlers(api)
         origins = config.ingress.cors_origins

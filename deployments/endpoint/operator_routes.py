@@ -39,7 +39,7 @@ class OperatorRoutes:
     def add_to(self, api: FastAPI) -> None:
         get = partial(api.add_api_route, methods=["GET"], dependencies=_ADMINS_ONLY)
         get("/metrics", self.metrics, response_class=PlainTextResponse, responses=JSON_ERROR_RESPONSES)
-        page(OPERATOR_PAGE).add_to(api, "/dashboard", _ADMINS_ONLY)
+        page(OPERATOR_PAGE).add_to(api, "/dashboard")
         get("/dashboard/data", self.figures, include_in_schema=False)
 
     async def metrics(self) -> Response:

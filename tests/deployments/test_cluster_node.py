@@ -14,8 +14,8 @@ FILES = (
     "cpu_kernels/csrc/activation.h",
     "cpu_kernels/library.py",
     "deployments/app.py",
-    "deployments/endpoint/page/shared.js",
-    "deployments/endpoint/page/operator.html",
+    "deployments/endpoint/page/shared/elements.js",
+    "deployments/endpoint/page/operator/operator.html",
     "checkpoints/shapes/model.safetensors",
     "modeling/families.py",
 )

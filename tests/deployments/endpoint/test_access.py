@@ -17,13 +17,14 @@ import httpx
 import pytest
 import yaml
 from openai import AuthenticationError, BadRequestError, NotFoundError, OpenAI, RateLimitError
+from playwright.sync_api import expect
 
 from raylens.deployments.config import AppConfig
 from raylens.deployments.endpoint.api_keys import hash_key
 from tests.background import Background
 from tests.chromium import chromium
 from tests.metric_values import exported
-from tests.page_driver import ask, open_page, pick
+from tests.page_driver import ask, pick, send
 from tests.pictures import disc, encoded, user_message
 from tests.replicas import proxy_pids, replica_pids
 from tests.waiting import wait_until
@@ -122,13 +123,19 @@ def test_every_route_but_health_asks_for_a_key(app_url: str) -> None:
     assert {("post", "/v1/chat/completions"), ("get", "/metrics"), ("delete", "/v1/files/{file_id}")} <= set(found)
     for method, path in [
         *found,
-        ("get", "/"),
-        ("get", "/dashboard"),
+        ("get", "/dashboard/data"),
+        ("get", "/examples"),
         ("get", "/openapi.json"),
+        ("post", "/sign-in"),
         ("get", "/nothing"),
         ("head", "/v1/models"),
     ]:
-        wrong = ({"authorization": "Bearer rl-wrong"}, {"authorization": "Basic !"}, {"x-api-key": "rl-wrong"})
+        wrong = (
+            {"authorization": "Bearer rl-wrong"},
+            {"authorization": "Basic !"},
+            {"x-api-key": "rl-wrong"},
+            {"cookie": "raylens_key=rl"},
+        )
         for headers in ({}, *wrong):
             response = httpx.request(method, app_url + path, headers=headers)
             assert response.status_code == 401, (method, path, headers)
@@ -146,32 +153,72 @@ def test_the_official_client_with_a_right_and_a_wrong_key(app_url: str) -> None:
         hello(client_of(app_url, "rl-nobody"))
 
 
-def test_a_browser_sends_the_key_as_its_password_but_not_for_other_sites(app_url: str) -> None:
-    asked = httpx.get(f"{app_url}/").headers["www-authenticate"]
-    assert asked.startswith("Basic realm=")
-    assert httpx.get(f"{app_url}/v1/models").headers["www-authenticate"] == "Bearer"
-    basic = {"authorization": "Basic " + base64.b64encode(b"anybody:" + KEYS["alice"].encode()).decode()}
-    assert httpx.get(f"{app_url}/v1/models", headers=basic).status_code == 200
+def test_a_browser_signs_in_and_out_and_lends_its_key_to_no_other_site(app_url: str) -> None:
+    browser = httpx.Client(base_url=app_url)
+    for headers in ({}, {"authorization": "Bearer rl-wrong"}):
+        refused = browser.post("/sign-in", headers=headers)
+        assert (refused.status_code, refused.headers["www-authenticate"], dict(browser.cookies)) == (401, "Bearer", {})
+    answer = browser.post("/sign-in", headers=bearer("alice"))
+    told = answer.headers["set-cookie"]
+    assert answer.status_code == 204
+    assert {"HttpOnly", "Path=/", "SameSite=strict", "Max-Age=2592000"} <= set(told.split("; "))
+    assert "Secure" not in told
+    behind_tls = browser.post("/sign-in", headers=bearer("alice") | {"x-forwarded-proto": "https"})
+    assert "; Secure" in behind_tls.headers["set-cookie"]
+    key = {"cookie": f"other=1; raylens_key={KEYS['alice']}"}
     for site, status in (("same-origin", 200), ("none", 200), ("same-site", 403), ("cross-site", 403)):
-        response = httpx.get(f"{app_url}/v1/models", headers={**basic, "sec-fetch-site": site})
+        response = httpx.get(f"{app_url}/v1/models", headers={**key, "sec-fetch-site": site})
         assert response.status_code == status, site
     response = httpx.get(f"{app_url}/v1/models", headers={**bearer("alice"), "sec-fetch-site": "cross-site"})
     assert response.status_code == 200
+    wrong_first = httpx.get(f"{app_url}/v1/models", headers={**key, "authorization": "Bearer rl-wrong"})
+    assert wrong_first.status_code == 401
+    out = httpx.post(f"{app_url}/sign-out", headers={"cookie": "raylens_key=rl-revoked"})
+    assert out.status_code == 204
+    assert "Max-Age=0" in out.headers["set-cookie"]
 
 
-def test_the_page_works_once_the_browser_knows_the_key(app_url: str, tmp_path: Path) -> None:
+def test_a_reader_signs_in_keeps_the_question_when_the_key_goes_and_signs_out(
+    app_url: str, keys_file: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "red.png"
     file.write_bytes(encoded(disc("red", (96, 96), (36, 36))))
     with chromium() as browser:
-        stranger = browser.new_context().new_page()
-        refused = stranger.goto(app_url)  # the browser asks for a key, and nobody answers
-        assert refused is not None
-        assert refused.status == 401
-        assert "<script" not in refused.text()
-        known = browser.new_context(http_credentials={"username": "anybody", "password": KEYS["bob"]})
-        page = open_page(known, app_url)
+        page = browser.new_page()
+        page.goto(app_url)
+        form = page.get_by_role("dialog", name="Sign in")
+        expect(form).to_contain_text("This server takes an API key.")
+        for key, complaint in (("rl-nobody", "does not know this key"), ("schlüssel", "of ASCII only")):
+            form.get_by_label("API key").fill(key)
+            form.get_by_role("button", name="Sign in").click()
+            expect(form).to_contain_text(complaint)
+        form.get_by_label("API key").fill(KEYS["bob"])
+        form.get_by_label("API key").press("Enter")
+        expect(form).to_be_hidden()
+        expect(page.locator("#model")).to_have_text("shapes")
+        page.reload()
+        expect(page.locator("#model")).to_have_text("shapes")
+        expect(form).to_be_hidden()
         pick(page, file)
         assert ask(page, "What colour is the circle?") == "red"
+        try:
+            write_keys(keys_file, {name: key for name, key in KEYS.items() if name != "bob"})
+            wait_until(lambda: httpx.get(f"{app_url}/v1/models", headers=bearer("bob")).status_code == 401)
+            send(page, "And its shape?")
+            expect(form).to_contain_text("does not take your API key any more")
+            expect(page.locator("article.failed .problem")).to_contain_text("You are not signed in")
+        finally:
+            write_keys(keys_file, KEYS)
+            wait_until(lambda: httpx.get(f"{app_url}/v1/models", headers=bearer("bob")).status_code == 200)
+        form.get_by_label("API key").fill(KEYS["bob"])
+        form.get_by_label("API key").press("Enter")
+        expect(form).to_be_hidden()
+        page.get_by_role("button", name="Retry").click()
+        expect(page.locator(".measures")).to_have_count(2)
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_role("button", name="Sign out").click()
+        expect(form).to_contain_text("This server takes an API key.")
+        assert page.context.cookies() == []
 
 
 def test_a_changed_file_of_keys_counts_within_seconds(app_url: str, keys_file: Path) -> None:
@@ -187,7 +234,7 @@ def test_tenants_do_not_see_each_others_files(app_url: str) -> None:
     file = alice.files.create(file=("red.png", picture), purpose="vision")
     assert alice.files.content(file.id).read() == picture
     assert [one.id for one in alice.files.list()] == [file.id]
-    assert bob.files.list().data == []
+    assert file.id not in [one.id for one in bob.files.list()]
     part: Any = {"type": "input_image", "file_id": file.id}
     for act in (
         lambda: bob.files.retrieve(file.id),

@@ -10,7 +10,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 from raylens.checkpoints import PICTURES
 from raylens.deployments.endpoint.page_route import read_examples
-from tests.page_driver import open_page, pick, picture_url, sent_bodies
+from tests.page_driver import content_of, open_page, pick, picture_url, sent_bodies
 
 pytest_plugins = ("tests.page_fixtures",)
 
@@ -58,7 +58,7 @@ def test_an_example_is_asked(page: Page) -> None:
     bodies = sent_bodies(page)
     page.press("#question", "Enter")
     expect(page.locator(".measures")).to_have_count(1)
-    assert page.locator("article.assistant .text").inner_text() == answers["What is in the second image?"]
+    assert page.locator("article.assistant .content").inner_text() == answers["What is in the second image?"]
     urls = [part["image_url"]["url"] for part in bodies[0]["messages"][0]["content"][:-1]]
     assert urls == [picture_url(PICTURES / f"{name}.png") for name in ("three", "four", "five")]
     expect(examples.first).to_be_hidden()
@@ -71,8 +71,8 @@ def test_an_example_leaves_what_the_reader_wrote(page: Page, red: Path) -> None:
         page.get_by_role("button", name=name).click()
         expect(page.locator("#question")).to_have_value("My own question")
         expect(page.locator("#attached img")).to_have_count(2)
-    expect(page.locator("#attached img").first).to_have_attribute("src", picture_url(red))
-    expect(page.locator("#attached img").last).to_have_attribute("src", picture_url(PICTURES / "two.png"))
+    assert content_of(page.locator("#attached img").first) == picture_url(red)
+    assert content_of(page.locator("#attached img").last) == picture_url(PICTURES / "two.png")
 
 
 def test_a_page_without_examples_works(context: BrowserContext, page: Page, app_url: str) -> None:

@@ -9,9 +9,10 @@ from tests.page_driver import bring_in, open_page, turn
 
 pytest_plugins = ("tests.page_fixtures",)
 
-DRAWN = """([text, isGrowing]) => {
+DRAWN = """async ([text, isGrowing]) => {
+  const { drawMarkdown } = await import("/page/chat/markdown.js");
   const container = document.createElement("div");
-  drawText(container, text, isGrowing);
+  drawMarkdown(container, text, isGrowing);
   return [container.textContent, [...container.querySelectorAll("a")].map((a) => [a.textContent, a.href])];
 }"""
 
@@ -54,7 +55,10 @@ def test_a_link_opens_in_a_tab_that_learns_nothing(page: Page, context: BrowserC
         ("**https://example.com**!", {"https://example.com": "https://example.com/"}),
         ("**[a](https://example.com) b**", {"a": "https://example.com/"}),
         ("[a](https://a.example) [b](http://b.example)", {"a": "https://a.example/", "b": "http://b.example/"}),
-        ("[write](mailto:a@a.example) mailto:b", {"write": "mailto:a@a.example", "mailto:b": "mailto:b"}),
+        (
+            "[write](mailto:a@a.example) mailto:b@b.example",
+            {"write": "mailto:a@a.example", "mailto:b@b.example": "mailto:b@b.example"},
+        ),
         ("https://bücher.example/ü", {"https://bücher.example/ü": "https://xn--bcher-kva.example/%C3%BC"}),
         ("`https://example.com` `[a](https://example.com)`", {}),
         ("```\nhttps://example.com\n```", {}),
@@ -101,16 +105,19 @@ def test_no_link_is_shown_before_it_is_whole(page: Page) -> None:
 
 PIECES = ("[", "[[", "](", "[a](", "[a](b", "[a]()", "(", ")", "`", "*", "**", "**a", "a ", "x\n", "```\n")
 ADDRESSES = ("http://", "mailto:", "https://a.b/(", "https://a.b)", "https://a.b. ")
+MATHS = ("$", "$a", "\\(", "\\(a", "\\[", "~~a", "![")
 PICTURES = ('<img src="', '<img src="data:image/png;base64,', '<video src="a"')
 
 
 @pytest.mark.slow
 def test_a_long_text_takes_time_in_proportion(page: Page) -> None:
     """Four times the text takes four times as long, or is quick anyway."""
-    draw = """([start, piece, length]) => {
+    draw = """async ([start, piece, length]) => {
+      const { drawMarkdown } = await import("/page/chat/markdown.js");
+      const { partsOf } = await import("/page/chat/messages.js");
       const text = start + piece.repeat(length / piece.length) + '">';
       const begin = performance.now();
-      drawText(document.createElement("div"), text);
+      drawMarkdown(document.createElement("div"), text);
       partsOf(text);
       return (performance.now() - begin) / 1000;
     }"""
@@ -120,7 +127,7 @@ def test_a_long_text_takes_time_in_proportion(page: Page) -> None:
         return bool(long < 1 or long < 10 * short)
 
     for start in ("", "[a](b"):
-        for piece in PIECES + ADDRESSES + PICTURES:
+        for piece in PIECES + ADDRESSES + MATHS + PICTURES:
             # One measurement may have been disturbed by whatever else the machine does.
             assert any(in_proportion(start, piece) for _ in range(3)), (start, piece)
 
@@ -168,8 +175,13 @@ def test_a_browser_that_forbids_copying_says_so(page: Page) -> None:
 
 def test_code_that_still_comes_has_no_button_yet(page: Page) -> None:
     def num_buttons(text: str) -> Any:
-        code = "(text) => { const d = document.createElement('div'); drawText(d, text, true);"
-        return page.evaluate(code + " return d.querySelectorAll('.copy').length; }", text)
+        code = """async (text) => {
+          const { drawMarkdown } = await import("/page/chat/markdown.js");
+          const drawn = document.createElement("div");
+          drawMarkdown(drawn, text, true);
+          return drawn.querySelectorAll(".copy").length;
+        }"""
+        return page.evaluate(code, text)
 
     assert num_buttons("```\na") == 0
     assert num_buttons("```\na\n```\n\nmore") == 1

@@ -14,7 +14,7 @@ from av.video.stream import VideoStream
 from playwright.sync_api import BrowserContext, Page, expect
 
 from raylens.preprocess.data_url import data_url
-from tests.page_driver import bring_in, drop, history, open_page, pick, send, sent_bodies
+from tests.page_driver import bring_in, content_of, drop, history, open_page, pick, send, sent_bodies
 from tests.pictures import disc
 
 pytest_plugins = ("tests.page_fixtures",)
@@ -98,7 +98,7 @@ def test_a_video_is_sent_as_one(video_page: Page, clip: Path, red: Path, bring: 
     content = bodies[0]["messages"][0]["content"]
     assert content[0] == {"type": "video_url", "video_url": {"url": url}}
     assert [part["type"] for part in content] == ["video_url", "image_url", "text"]
-    expect(page.locator("article.failed video")).to_have_attribute("src", url)
+    assert content_of(page.locator("article.failed video")) == url
 
 
 def test_the_history_holds_videos(video_page: Page, clip: Path) -> None:
@@ -108,7 +108,7 @@ def test_the_history_holds_videos(video_page: Page, clip: Path) -> None:
     exported = {"version": 1, "model": "shapes", "messages": messages}
     bring_in(page, exported)
     expect(page.locator("article.user video")).to_have_count(1)
-    expect(page.locator("article.user .text")).to_have_text(QUESTION)
+    expect(page.locator("article.user .content")).to_have_text(QUESTION)
     assert history(page) == exported
     page.get_by_role("button", name="Edit the question").click()
     page.get_by_role("button", name="Remove video 1").click()
@@ -128,7 +128,7 @@ def test_every_kind_of_video_gets_its_type(video_page: Page, tmp_path: Path, con
     file = tmp_path / "clip"
     file.write_bytes(content)
     pick(video_page, file)
-    expect(video_page.locator("#attached video")).to_have_attribute("src", data_url(content, f"video/{subtype}"))
+    assert content_of(video_page.locator("#attached video")) == data_url(content, f"video/{subtype}")
 
 
 def test_a_model_for_pictures_gets_no_video(page: Page, clip: Path, red: Path) -> None:

@@ -1,102 +1,7 @@
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>Raylens: operator view</title>
-<link rel="icon" href="data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 24 24' fill='none' stroke='%234262d6' stroke-width='2' stroke-linecap='round'%3E%3Ccircle cx='13.5' cy='12' r='6.5'/%3E%3Cpath d='M1.5 7.5l7 3M1.5 12h6M1.5 16.5l7-3'/%3E%3C/svg%3E">
-<style>
-/* shared.css */
+// The operator's page: live figures of the whole server.
 
-/* The header */
-header { position: sticky; top: 0; z-index: 1; gap: .75rem; padding: .5rem 1rem; }
-h1 span { font-weight: 450; color: var(--muted); border-left: 1px solid var(--line); padding-left: .6rem; }
-header svg { width: 1.4rem; height: 1.4rem; }
-header a, #live { font-size: .875rem; }
-#live { display: flex; align-items: center; gap: .5rem; color: var(--muted); }
-.dot[data-state="good"] { background: var(--good); }
-.dot[data-state="bad"] { background: var(--bad); }
-#silence { position: sticky; top: 3.3rem; z-index: 1; margin: 0; padding: .55rem 1rem; color: var(--bad);
-  background: var(--bad-surface); border-bottom: 1px solid var(--line); font-weight: 600; overflow-wrap: anywhere; }
-
-/* What it tells */
-main { display: grid; grid-template-columns: repeat(12, minmax(0, 1fr)); gap: .9rem; max-width: 84rem; margin: 0 auto;
-  padding: 1rem; }
-section { background: var(--surface); border: 1px solid var(--line); border-radius: var(--radius);
-  padding: .75rem 1rem; min-width: 0; grid-column: span 6; }
-section.tile { grid-column: span 2; padding-bottom: .6rem; }
-section.wide { grid-column: 1 / -1; }
-h2 { margin: 0 0 .4rem; font-size: .875rem; font-weight: 600; color: var(--muted); }
-.tile h2 { margin: 0; }
-.value { font-size: 1.5rem; font-weight: 600; line-height: 1.3; letter-spacing: -.02em; white-space: nowrap;
-  font-variant-numeric: tabular-nums; }
-.value.bad { color: var(--bad); }
-.detail { min-height: 1.3em; font-size: .8125rem; color: var(--muted); font-variant-numeric: tabular-nums; }
-.spark { display: block; width: 100%; height: 2.25rem; margin-top: .35rem; overflow: visible; }
-.spark :is(path, line) { stroke: var(--accent); stroke-width: 1.5; vector-effect: non-scaling-stroke; }
-.spark line { stroke: var(--line); stroke-width: 1; }
-#stages { display: flex; flex-wrap: wrap; gap: .35rem 1.25rem; }
-#stages li { display: flex; align-items: center; gap: .5rem; font-size: .9375rem; }
-.scroll { overflow-x: auto; }
-table { width: 100%; border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .9rem .25rem 0; text-align: left; font-weight: 400; white-space: nowrap; }
-th:last-child, td:last-child { padding-right: 0; }
-thead th { color: var(--muted); font-size: .8125rem; }
-tbody th, tbody td { border-top: 1px solid var(--line); }
-.number { text-align: right; }
-td.bad, li .bad { color: var(--bad); font-weight: 600; }
-.name { max-width: 16rem; overflow: hidden; text-overflow: ellipsis; }
-.bar { display: inline-block; vertical-align: middle; width: 5rem; height: .5rem; margin-right: .6rem;
-  border-radius: 3px; background: var(--raised); overflow: hidden; }
-.bar i { display: block; height: 100%; width: var(--share); border-radius: 3px; background: var(--accent);
-  transition: width .3s; }
-.bar.full i { background: var(--bad); }
-#notes { display: flex; flex-wrap: wrap; gap: .25rem 1.5rem; font-size: .875rem; color: var(--muted); }
-@media (prefers-reduced-motion: reduce) { .bar i { transition: none; } }
-@media (max-width: 72rem) {
-  section { grid-column: 1 / -1; }
-  section.tile { grid-column: span 4; }
-}
-@media (max-width: 40rem) {
-  header { gap: .5rem; padding: .4rem .6rem; }
-  h1 span { display: none; }
-  main { padding: .6rem; gap: .6rem; }
-  section { padding: .6rem .75rem; }
-  section.tile { grid-column: span 6; }
-  .spark { height: 1.75rem; }
-  .value { font-size: 1.3rem; }
-  th, td { padding-right: .7rem; }
-  .bar { width: 3rem; }
-}
-</style>
-</head>
-<body>
-<header>
-  <h1><svg viewBox="0 0 24 24" aria-hidden="true"><circle cx="13.5" cy="12" r="6.5"/><path d="M1.5 7.5l6.3 2.7M1.5 12h5M1.5 16.5l6.3-2.7M20 12h2.5"/><circle cx="13.5" cy="12" r="2"/></svg>Raylens <span id="version">operator view</span></h1>
-  <span class="space"></span>
-  <div id="live"><span class="dot" id="dot"></span><span id="state" role="status">Reading</span></div>
-  <a href="/">Chat</a>
-  <button class="tool" id="theme" type="button" aria-label="Dark theme" title="Light or dark" aria-pressed="false"><svg viewBox="0 0 24 24" aria-hidden="true"><circle cx="12" cy="12" r="8.5"/><path d="M12 3.5a8.5 8.5 0 0 1 0 17z" fill="currentColor"/></svg></button>
-</header>
-<p id="silence" hidden></p>
-
-<main id="figures" hidden>
-  <section class="wide"><h2>Stages</h2><ul id="stages"></ul></section>
-  <section class="wide" id="noteworthy"><h2 class="hidden">To be noted</h2><ul id="notes"></ul></section>
-  <section><h2>Deployments</h2><div class="scroll" tabindex="0" role="region" aria-label="Deployments"><table id="deployments"></table></div></section>
-  <section><h2>Caches</h2><div class="scroll" tabindex="0" role="region" aria-label="Caches"><table id="caches"></table></div></section>
-  <section><h2>Admission</h2><div class="scroll" tabindex="0" role="region" aria-label="Admission"><table id="budgets"></table></div></section>
-  <section id="key-use"><h2>API keys</h2><div class="scroll" tabindex="0" role="region" aria-label="API keys"><table id="keys"></table></div></section>
-  <section class="wide"><h2>Replicas</h2><div class="scroll" tabindex="0" role="region" aria-label="Replicas"><table id="replicas"></table></div></section>
-</main>
-
-<template id="tile"><section class="tile"><h2></h2><div class="value"></div><div class="detail"></div><svg class="spark" viewBox="0 0 100 30" preserveAspectRatio="none" aria-hidden="true"><line x1="0" x2="100" y1="30" y2="30"/><path/></svg></section></template>
-
-<script>
-"use strict";
-
-// shared.js
+import { $, copyOf, element } from "../shared/elements.js";
+import { askForKey } from "../shared/sign_in.js";
 
 const PERIOD_MS = 2000;
 const TIMEOUT_MS = 10_000;
@@ -330,7 +235,7 @@ function noteItems({ requests, tokens, preemptions, recomputed }) {
   ];
 }
 
-function show(figures) {
+export function show(figures) {
   const now = Date.now();
   history.push({ at: now, figures });
   while (history[0].at < now - HISTORY_MS) history.shift();
@@ -360,6 +265,7 @@ async function readFigures() {
   const response = await fetch("/dashboard/data", { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
   if (response.ok) return response.json();
   const told = await response.json().then(({ error }) => error.message, () => response.statusText);
+  if (response.status === 401 || response.status === 403) askForKey(`${told[0].toUpperCase()}${told.slice(1)}.`, () => {});
   throw new Error(`the server answers ${response.status}: ${told}`);
 }
 
@@ -390,6 +296,3 @@ async function follow() {
 
 setInterval(showState, 1000);
 follow();
-</script>
-</body>
-</html>

@@ -1,0 +1,80 @@
+// The panel that lists the conversations.
+
+import { $, element, iconButton, makeButton, openDialog } from "../shared/elements.js";
+import { show } from "./conversations.js";
+import { isShown, state } from "./state.js";
+import { keepAgain, keepNoMore, keepTitle, load, readList } from "./storage.js";
+
+export async function openList() {
+  await readList().catch(() => {}); // where that fails, the list shows what is in memory
+  drawList();
+  openDialog($("conversations"), $("list"));
+}
+
+function drawList() {
+  const newestFirst = state.conversations.toSorted((one, other) => other.changed - one.changed);
+  $("conversation-list").replaceChildren(...newestFirst.map((one) => listRow(one)));
+  $("conversation-list").hidden = newestFirst.length === 0;
+  $("no-conversations").hidden = newestFirst.length > 0;
+}
+
+function listRow(conversation) {
+  const { title, changed, asking } = conversation;
+  const time = new Date(changed).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
+  const open = makeButton("open", () => { $("conversations").close(); show(conversation); },
+    element("span", title), element("small", asking ? "Answer on its way" : time));
+  if (isShown(conversation)) open.ariaCurrent = "true";
+  const row = element("li", open,
+    iconButton("edit", `Rename “${title}”`, () => renameIn(row, conversation)),
+    iconButton("delete", `Delete “${title}”`, () => deleteIn(row, conversation)));
+  return row;
+}
+
+function redraw(row, conversation) {
+  const drawn = listRow(conversation);
+  row.replaceWith(drawn);
+  return drawn;
+}
+
+/** Makes the title a field. Enter and a click elsewhere keep the new title, Escape the old one. */
+function renameIn(row, conversation) {
+  const field = element("input", { value: conversation.title, maxLength: 100, ariaLabel: "Title of the conversation" });
+  const end = (title) => {
+    field.onblur = null;
+    if (title) {
+      Object.assign(conversation, { title, isNamed: true });
+      keepTitle(conversation);
+    }
+    return redraw(row, conversation);
+  };
+  field.onblur = () => end(field.value.trim());
+  field.onkeydown = (event) => {
+    if (event.isComposing || !["Enter", "Escape"].includes(event.key)) return;
+    event.preventDefault(); // the list stays open
+    end(event.key === "Enter" ? field.value.trim() : "").querySelector(".tool").focus();
+  };
+  row.replaceChildren(field);
+  field.select();
+}
+
+/** Deletes a conversation. Until the list closes, its row offers Undo. */
+async function deleteIn(row, conversation) {
+  const { title } = conversation;
+  await load(conversation);
+  Object.assign(conversation, { isDeleted: true, isKept: false });
+  conversation.asking?.abort();
+  state.conversations = state.conversations.filter((one) => one !== conversation);
+  keepNoMore(conversation);
+  const undo = makeButton("button", () => undeleteIn(row, conversation), "Undo",
+    { ariaLabel: `Undo: “${title}” is deleted` });
+  row.replaceChildren(element("span", `“${title}” is deleted.`), undo);
+  undo.focus();
+  if (isShown(conversation)) await show(state.fresh);
+}
+
+function undeleteIn(row, conversation) {
+  conversation.isDeleted = false;
+  state.conversations.push(conversation);
+  keepAgain(conversation);
+  redraw(row, conversation).firstChild.focus();
+}

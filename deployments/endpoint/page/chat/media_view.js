@@ -1,0 +1,28 @@
+// How the page shows pictures and videos.
+
+import { $, element, icon, makeButton, openDialog } from "../shared/elements.js";
+import { isVideo, urlOf } from "./media.js";
+
+export const nameOf = (id, i) => `${isVideo(id) ? "video" : "picture"} ${i + 1}`;
+
+/** A picture, or a video with these properties. */
+function drawMedium(id, i, ofVideo) {
+  const src = urlOf(id);
+  return isVideo(id) ? element("video", { src, playsInline: true, ...ofVideo })
+    : element("img", { src, alt: `Picture ${i + 1}` });
+}
+
+/** A small view of a picture or a video; a click opens the large one. */
+export function mediumButton(id, i) {
+  const ariaLabel = `${isVideo(id) ? "Play" : "Enlarge"} ${nameOf(id, i)}`;
+  const enlarge = ({ currentTarget }) => {
+    $("viewed").replaceChildren(drawMedium(id, i, { controls: true, autoplay: true, loop: true }));
+    openDialog($("viewer"), currentTarget);
+  };
+  const small = drawMedium(id, i, { muted: true, preload: "metadata", tabIndex: -1 });
+  small.draggable = false;
+  const button = makeButton("medium", enlarge, { ariaLabel }, small,
+    isVideo(id) ? element("span.play", icon("play")) : null);
+  button.dataset.medium = id;
+  return button;
+}
