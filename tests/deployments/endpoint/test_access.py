@@ -160,7 +160,7 @@ def test_a_browser_signs_in_and_out_and_lends_its_key_to_no_other_site(app_url: 
         assert (refused.status_code, refused.headers["www-authenticate"], dict(browser.cookies)) == (401, "Bearer", {})
     answer = browser.post("/sign-in", headers=bearer("alice"))
     told = answer.headers["set-cookie"]
-    assert answer.status_code == 204
+    assert (answer.status_code, answer.json()) == (200, {"admin": False})
     assert {"HttpOnly", "Path=/", "SameSite=strict", "Max-Age=2592000"} <= set(told.split("; "))
     assert "Secure" not in told
     behind_tls = browser.post("/sign-in", headers=bearer("alice") | {"x-forwarded-proto": "https"})

@@ -7,17 +7,12 @@ from playwright.sync_api import Browser, Page, expect
 
 from raylens.checkpoints import PICTURES
 from tests.axe import SCREENS, findings
-from tests.page_driver import CHAT, ask, bring_in, open_list, open_page, openai_error, pick, send, turn
+from tests.deployments.endpoint.test_page_markdown import RICH
+from tests.page_driver import CHAT, answer_with, ask, bring_in, open_list, open_page, openai_error, pick, send, turn
 
 pytest_plugins = ("tests.page_fixtures",)
 
-RICH = f"""See [the docs](https://example.com), **bold** and `code`:
-
-```
-{"a line of code that is wider than its place " * 3}
-```
-
-https://example.org/{"an-address-without-an-end-" * 9}"""
+WIDE = f"A line that is wider than its place:\n\n    {'code ' * 60}\n\nhttps://example.org/{'an-address-without-an-end-' * 9}"
 
 
 @pytest.fixture(params=SCREENS)
@@ -51,10 +46,45 @@ def test_a_conversation(look: Page) -> None:
     assert findings(look) == []
 
 
+def test_an_answer_with_every_construct(look: Page) -> None:
+    answer_with(look, RICH)
+    send(look, "What does it say?")
+    expect(look.locator(".maths .katex").first).to_be_visible()
+    expect(look.locator(".hljs-keyword").first).to_be_visible()
+    assert findings(look) == []
+
+
 @pytest.mark.slow
-def test_links_and_code(look: Page) -> None:
-    bring_in(look, turn(RICH, RICH))
-    expect(look.locator("article a")).to_have_count(4)
+def test_long_words(look: Page) -> None:
+    bring_in(look, turn(WIDE, WIDE))
+    expect(look.locator("article a")).to_have_count(1)
+    assert findings(look) == []
+
+
+@pytest.mark.slow
+def test_an_answer_that_broke_off_and_others_beside_it(look: Page) -> None:
+    answer_with(look, "The beginning", reason=None)
+    send(look, "Hello")
+    expect(look.locator("article.assistant .problem")).to_be_visible()
+    assert findings(look) == []
+    answer_with(look, "Another one")
+    look.get_by_role("button", name="Ask again").click()
+    expect(look.locator(".versions")).to_be_visible()
+    assert findings(look) == []
+    look.get_by_role("button", name="Settings", exact=True).click()
+    look.get_by_role("button", name="Show as code").click()
+    expect(look.locator("#code pre")).to_be_visible()
+    assert findings(look) == []
+
+
+@pytest.mark.slow
+def test_the_form_for_the_key(look: Page) -> None:
+    look.route("**/v1/models", lambda route: route.fulfill(**openai_error(401, "no API key was sent")))
+    look.route("**/sign-in", lambda route: route.fulfill(**openai_error(401, "no API key was sent")))
+    look.reload()
+    look.get_by_label("API key").fill("rl-wrong")
+    look.get_by_role("button", name="Sign in").click()
+    expect(look.locator("#sign-in")).to_contain_text("does not know this key")
     assert findings(look) == []
 
 

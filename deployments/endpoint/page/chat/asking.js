@@ -3,11 +3,13 @@
 import { copyOf, element, icon, makeButton } from "../shared/elements.js";
 import { drawComposer, endEditing, focusQuestion, giveBack } from "./composer.js";
 import {
-  FROM, articles, atTheEnd, drawControls, drawConversation, drawMessage, log, scrollToEnd,
+  allVersions, articles, atTheEnd, drawControls, drawConversation, drawMessage, drawThoughts, log, scrollToEnd,
+  speakerOf, thoughtsOf,
 } from "./conversation_view.js";
 import { adopt, touch } from "./conversations.js";
 import { drawMarkdown } from "./markdown.js";
 import { contentOf, mediaOf } from "./messages.js";
+import { model } from "./models.js";
 import { announcer, notify, removeErrors, say } from "./notices.js";
 import { Problem, STOPPED, eventsOf, post } from "./server.js";
 import { settingsAreValid } from "./settings.js";
@@ -18,13 +20,13 @@ import { seconds } from "./time.js";
 const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
 /** The answer's stream. A busy server is asked once more, after its Retry-After or at the reader's click. */
-async function answerStream(conversation, signal, view) {
+async function answerStream(conversation, signal, view, begun) {
   try {
-    return await post(conversation, signal);
+    return await post(conversation, signal, begun);
   } catch (problem) {
     if (!problem.isBusy) throw problem;
     await countDown(problem, signal, view);
-    return post(conversation, signal);
+    return post(conversation, signal, begun);
   }
 }
 
@@ -52,13 +54,16 @@ async function countDown(problem, signal, view) {
 async function receive(conversation, reply, signal, view) {
   const questions = toldMessages(conversation).filter(({ role }) => role === "user");
   const numPictures = questions.flatMap(({ content }) => mediaOf(content)).length;
-  const response = await answerStream(conversation, signal, view);
+  const response = await answerStream(conversation, signal, view, reply.content);
   let timings, usage;
   for await (const event of eventsOf(response, signal)) {
     if (event.error) throw new Problem("The server failed", event.error.message, { detail: event.error.code ?? "" });
     const choice = event.choices[0];
+    reply.thoughts += choice?.delta.reasoning_content ?? "";
     reply.content += choice?.delta.content ?? "";
-    if (choice?.finish_reason === "length") reply.note = "The answer ends at the limit of tokens.";
+    if (choice?.finish_reason === "length") {
+      Object.assign(reply, { note: "The answer ends at the limit of tokens.", isPartial: true });
+    }
     timings = event.stage_timings ?? timings;
     usage = event.usage ?? usage;
     view.draw();
@@ -68,14 +73,18 @@ async function receive(conversation, reply, signal, view) {
 
 /** The place of a pending answer. Draws once a frame; neither draws nor speaks while another conversation is shown. */
 function replyView(reply) {
+  const thoughts = thoughtsOf(reply, true);
   const text = element("div.content", copyOf("pending"));
-  const article = element("article.assistant", element("h2.from", FROM.assistant), text);
+  const article = element("article.assistant", element("h2.from", speakerOf(reply)), thoughts, text);
   const announce = announcer();
   let frame = 0;
   const drawNow = () => {
     frame = 0;
     if (!article.isConnected) return;
-    if (reply.content) atTheEnd(() => drawMarkdown(text, reply.content, true));
+    atTheEnd(() => {
+      drawThoughts(thoughts, reply);
+      if (reply.content) drawMarkdown(text, reply.content, true);
+    });
     announce(reply.content);
   };
   return {
@@ -88,13 +97,16 @@ function replyView(reply) {
   };
 }
 
-/** Asks for an answer, also while another conversation is shown. Without an answer, calls `onProblem(reason)`. */
-export async function answer(conversation, onProblem) {
+/** Asks for an answer, or for more of `begun`, also while another conversation is shown. Where nothing comes, calls
+ *  `onProblem(reason)`. */
+export async function answer(conversation, onProblem, begun = {}) {
   const control = new AbortController();
-  const reply = { role: "assistant", content: "" };
+  const reply = { role: "assistant", content: "", thoughts: "", model: model(conversation)?.id, ...begun };
+  const before = reply.content;
   const view = replyView(reply);
   Object.assign(conversation, { asking: control, view });
   log.append(view.article);
+  if (before) view.draw();
   drawControls();
   scrollToEnd();
   focusQuestion();
@@ -109,17 +121,23 @@ export async function answer(conversation, onProblem) {
   clearInterval(keeping);
   view.end();
   Object.assign(conversation, { asking: null, view: null });
-  if (ending && !reply.content) {
+  if (ending && reply.content === before) {
     view.article.remove();
     onProblem(ending);
   } else {
-    if (ending) reply.note = [ending.title, ending.message].filter(Boolean).join(". ");
+    if (ending) Object.assign(reply, endOf(ending));
     conversation.messages.push(reply);
     if (isShown(conversation)) atTheEnd(() => view.article.replaceWith(drawMessage(reply)));
   }
   touch(conversation);
   if (isShown(conversation)) atTheEnd(drawControls);
   await keepConversation(conversation);
+}
+
+/** What an answer that broke off says of its end. */
+function endOf(problem) {
+  const { title, message, detail } = problem;
+  return { isPartial: true, ...problem === STOPPED ? { note: title } : { failure: { title, message, detail } } };
 }
 
 /** Sends the composer's content once all files are read; sends nothing if one cannot be added. */
@@ -181,8 +199,18 @@ export async function askAgain() {
   }
 }
 
-/** Replaces the last answer, or keeps it if no other comes. */
-async function regenerate(conversation) {
+/** Asks for another answer, and keeps the last one beside it. */
+const regenerate = (conversation) => replaceLast(conversation, (last) => {
+  const others = [...allVersions(last)];
+  return { others, place: others.length };
+});
+
+/** Lets the last answer, which broke off, go on. */
+export const goOn = () => replaceLast(state.current, ({ content, thoughts, model: asked, others, place }) =>
+  ({ content, thoughts, model: asked, others, place }));
+
+/** Asks for an answer in place of the last one, with the fields of `begin(last)`. Keeps the last if nothing comes. */
+async function replaceLast(conversation, begin) {
   const before = conversation.messages;
   conversation.messages = before.slice(0, -1);
   log.lastElementChild.remove();
@@ -190,5 +218,15 @@ async function regenerate(conversation) {
     conversation.messages = before;
     if (isShown(conversation)) log.append(drawMessage(before.at(-1)));
     if (problem !== STOPPED) notify(`${problem.title}. ${problem.message}`);
-  });
+  }, begin(before.at(-1)));
+}
+
+/** Shows another answer to the last question. */
+export function showVersion(place) {
+  const { messages } = state.current;
+  const all = allVersions(messages.at(-1));
+  messages[messages.length - 1] = { ...all[place], others: all.toSpliced(place, 1), place };
+  log.lastElementChild.replaceWith(drawMessage(messages.at(-1)));
+  drawControls();
+  keepConversation(state.current);
 }

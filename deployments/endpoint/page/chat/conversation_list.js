@@ -1,27 +1,58 @@
 // The panel that lists the conversations.
 
 import { $, element, iconButton, makeButton, openDialog } from "../shared/elements.js";
+import { preference } from "../shared/preferences.js";
+import { focusQuestion } from "./composer.js";
 import { show } from "./conversations.js";
 import { isShown, state } from "./state.js";
 import { keepAgain, keepNoMore, keepTitle, load, readList } from "./storage.js";
 
+const wide = matchMedia("(min-width: 82rem)");
+
+/** Opens the list: over the page, or beside it where there is room. There, it stays until the reader closes it. */
 export async function openList() {
+  const { open } = $("conversations");
+  if (open) return closeList();
   await readList().catch(() => {}); // where that fails, the list shows what is in memory
   drawList();
-  openDialog($("conversations"), $("list"));
+  if (!wide.matches) return openDialog($("conversations"), $("list"));
+  preference("list", "open");
+  $("conversations").show();
+  focusQuestion();
+}
+
+function closeList() {
+  preference("list", "closed");
+  $("conversations").close();
+}
+
+/** Opens the list if the reader left it open beside the page. */
+export function restoreList() {
+  wide.onchange = () => $("conversations").close();
+  $("search").oninput = drawList;
+  $("list-close").onclick = closeList;
+  if (wide.matches && preference("list") === "open") openList();
+}
+
+/** Draws an open list anew, unless the reader renames a conversation there. */
+export function redrawList() {
+  if ($("conversations").open && !$("conversation-list").querySelector("input")) drawList();
 }
 
 function drawList() {
-  const newestFirst = state.conversations.toSorted((one, other) => other.changed - one.changed);
-  $("conversation-list").replaceChildren(...newestFirst.map((one) => listRow(one)));
-  $("conversation-list").hidden = newestFirst.length === 0;
-  $("no-conversations").hidden = newestFirst.length > 0;
+  const wanted = $("search").value.trim().toLowerCase();
+  const isFound = ({ title, text }) => `${title}\n${text}`.toLowerCase().includes(wanted);
+  const found = state.conversations.filter(isFound).toSorted((one, other) => other.changed - one.changed);
+  $("conversation-list").replaceChildren(...found.map((one) => listRow(one)));
+  $("conversation-list").hidden = found.length === 0;
+  $("no-conversations").hidden = found.length > 0;
+  $("no-conversations").textContent = wanted ? "None has these words." : "There are none yet. They stay in this browser.";
 }
 
 function listRow(conversation) {
   const { title, changed, asking } = conversation;
   const time = new Date(changed).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
-  const open = makeButton("open", () => { $("conversations").close(); show(conversation); },
+  const open = makeButton("open", () => { if (!wide.matches) $("conversations").close(); show(conversation); },
     element("span", title), element("small", asking ? "Answer on its way" : time));
   if (isShown(conversation)) open.ariaCurrent = "true";
   const row = element("li", open,

@@ -3,7 +3,7 @@
 import { focusQuestion } from "./composer.js";
 import { drawConversation } from "./conversation_view.js";
 import { newId } from "./media.js";
-import { titleOf } from "./messages.js";
+import { searchTextOf, titleOf } from "./messages.js";
 import { drawModel } from "./models.js";
 import { notify, removeErrors } from "./notices.js";
 import { FRESH, newConversation, nothing, state } from "./state.js";
@@ -58,5 +58,6 @@ export function adopt(conversation) {
 /** Updates time and title after a change of messages. */
 export function touch(conversation) {
   conversation.changed = Date.now();
+  conversation.text = searchTextOf(conversation.messages);
   if (!conversation.isNamed) conversation.title = titleOf(conversation.messages);
 }

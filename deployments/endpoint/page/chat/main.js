@@ -2,10 +2,12 @@
 
 import { $, openDialog } from "../shared/elements.js";
 import { signOut } from "../shared/sign_in.js";
+import { showAsCode } from "./as_code.js";
 import { askAgain, send } from "./asking.js";
 import { attach } from "./attachments.js";
 import { endEditing, question } from "./composer.js";
-import { openList } from "./conversation_list.js";
+import { openList, restoreList } from "./conversation_list.js";
+import { drawEnd, scrollToEnd } from "./conversation_view.js";
 import { restore, show } from "./conversations.js";
 import { watchHealth } from "./health.js";
 import { exportConversation, importConversation } from "./history_file.js";
@@ -20,6 +22,8 @@ function listenToComposer() {
   $("send").onclick = send;
   $("stop").onclick = () => state.current.asking?.abort();
   $("again").onclick = askAgain;
+  $("to-end").onclick = scrollToEnd;
+  $("scroll").onscroll = drawEnd;
   $("editing-cancel").onclick = endEditing;
   question.onkeydown = (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -33,7 +37,7 @@ function listenToComposer() {
     draftTimer = setTimeout(() => keepDraft(conversation), 400);
   };
   document.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || event.isComposing || document.querySelector("dialog[open]")) return;
+    if (event.key !== "Escape" || event.isComposing || document.querySelector("dialog:modal")) return;
     if ($("status").open) $("status").open = false;
     else if (state.current.editing) endEditing();
     else state.current.asking?.abort();
@@ -61,11 +65,11 @@ function listenToMedia() {
     event.preventDefault();
     attach([...files]);
   });
-  document.addEventListener("dragenter", (event) => { if (carriesFiles(event)) $("drop").hidden = false; });
-  document.addEventListener("dragleave", (event) => { if (!event.relatedTarget) $("drop").hidden = true; });
+  document.addEventListener("dragenter", (event) => { if (carriesFiles(event)) $("drop").showPopover(); });
+  document.addEventListener("dragleave", (event) => { if (!event.relatedTarget) $("drop").hidePopover(); });
   document.addEventListener("dragover", (event) => { if (carriesFiles(event)) event.preventDefault(); });
   document.addEventListener("drop", (event) => {
-    $("drop").hidden = true;
+    $("drop").hidePopover();
     if (!carriesFiles(event)) return;
     event.preventDefault();
     attach([...event.dataTransfer.files]);
@@ -76,10 +80,12 @@ function listenToDialogs() {
   $("list").onclick = openList;
   $("model").onchange = chooseModel;
   $("sign-out").onclick = signOut;
+  $("show-code").onclick = showAsCode;
   $("new").onclick = () => show(state.fresh);
   $("settings-toggle").onclick = () => openDialog($("settings"), $("settings-toggle"));
+  restoreList();
   for (const dialog of document.querySelectorAll("dialog")) {
-    dialog.querySelector("[data-closes]").onclick = () => dialog.close();
+    dialog.querySelector("[data-closes]")?.addEventListener("click", () => dialog.close());
     // The target of a click beside a dialog is the dialog itself.
     dialog.onclick = ({ target }) => { if (target === dialog) dialog.close(); };
   }

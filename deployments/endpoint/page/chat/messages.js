@@ -4,6 +4,7 @@ import { isMedium, isVideo } from "./media.js";
 
 const shortened = (text, length) => text.length > length ? `${text.slice(0, length - 1)}…` : text;
 
+const MOST_SEARCHED = 20_000; // characters of a conversation
 const TAG = /<(?:img|video) src="medium:([a-z0-9]+)">(?:<\/video>)?/g;
 const tagged = (id) => isVideo(id) ? `<video src="medium:${id}"></video>` : `<img src="medium:${id}">`;
 
@@ -41,6 +42,10 @@ export function wireMessage({ role, content }, urls) {
   };
   return { role, content: parts.some(({ medium }) => medium) ? parts.map(wirePart) : content };
 }
+
+/** What the search in the list of conversations looks through. */
+export const searchTextOf = (messages) =>
+  messages.map(({ content }) => content.replaceAll(TAG, "")).join("\n").slice(0, MOST_SEARCHED);
 
 export function titleOf(messages) {
   const first = messages.find(({ role }) => role === "user");

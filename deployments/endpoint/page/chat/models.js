@@ -2,7 +2,7 @@
 
 import { $, element } from "../shared/elements.js";
 import { preference } from "../shared/preferences.js";
-import { isSignedIn } from "../shared/sign_in.js";
+import { isAdmin, isSignedIn } from "../shared/sign_in.js";
 import { drawModalities } from "./media_kinds.js";
 import { call, problemOf } from "./server.js";
 import { restoreSettings } from "./settings.js";
@@ -27,6 +27,7 @@ export async function loadModels() {
   if (!response.ok) throw await problemOf(response);
   state.models = (await response.json()).data;
   $("sign-out").hidden = !isSignedIn();
+  $("operator").hidden = !isAdmin();
   drawModel();
 }
 

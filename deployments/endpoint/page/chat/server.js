@@ -58,23 +58,32 @@ function gone(message = "Nothing has come back from it. The page looks for it an
   return new Problem("The server cannot be reached", message, { isGone: true });
 }
 
-/** Uploads media that the server has not (any more), and asks. */
-export async function post(conversation, signal, isAgain = false) {
-  if (!state.models) await loadModels();
+/** What a request has of the conversation and of the settings. `urls`: of the media. */
+export function requestBody(conversation, urls) {
   const system = $("system").value.trim();
-  const media = toldMessages(conversation).flatMap(({ role, content }) => role === "user" ? mediaOf(content) : []);
-  const urls = new Map(await Promise.all(media.map(async (id) => [id, await upload(id)])));
   const messages = toldMessages(conversation).map((message) => wireMessage(message, urls));
   if (system && messages[0]?.role !== "system") messages.unshift({ role: "system", content: system });
-  const body = { model: model(conversation).id, messages, ...samplingSettings(), stream: true, stage_timings: true,
+  return { model: model(conversation)?.id, messages, ...samplingSettings() };
+}
+
+/** Uploads media that the server has not (any more), and asks. The answer goes on behind `begun`. */
+export async function post(conversation, signal, begun = "", isAgain = false) {
+  if (!state.models) await loadModels();
+  const media = toldMessages(conversation).flatMap(({ role, content }) => role === "user" ? mediaOf(content) : []);
+  const urls = new Map(await Promise.all(media.map(async (id) => [id, await upload(id)])));
+  const body = { ...requestBody(conversation, urls), stream: true, stage_timings: true,
     stream_options: { include_usage: true } };
+  if (begun) {
+    body.messages.push({ role: "assistant", content: begun });
+    Object.assign(body, { add_generation_prompt: false, continue_final_message: true });
+  }
   const headers = { "content-type": "application/json" };
   const response = await call("/v1/chat/completions", { method: "POST", headers, body: JSON.stringify(body), signal });
   if (response.ok) return response;
   const problem = await problemOf(response);
   if (problem.code !== "file_not_found" || isAgain) throw problem;
   forget(media);
-  return post(conversation, signal, true);
+  return post(conversation, signal, begun, true);
 }
 
 /** The JSON objects of server-sent events up to [DONE]. Throws when they end without it. */

@@ -1,6 +1,6 @@
 // The state of the page.
 
-import { titleOf } from "./messages.js";
+import { searchTextOf, titleOf } from "./messages.js";
 
 // A message is {role, content}. An answer may have `measures`, and a `note` about its end. A question without an answer
 // has a `problem`, and is not sent with later ones.
@@ -18,6 +18,7 @@ export const nothing = () => ({ text: "", media: [] });
 export const newConversation = (id, messages = []) => ({
   id,
   title: titleOf(messages),
+  text: searchTextOf(messages),
   isNamed: false, // true: the reader gave the title; false: it is the first question
   model: null, // the name of the chosen one
   changed: Date.now(), // time of the last message

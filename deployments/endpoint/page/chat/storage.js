@@ -54,7 +54,7 @@ export function sayNotKept(error) {
   saysWhatIsNotKept = false;
 }
 
-const summaryOf = ({ id, title, isNamed, model, changed }) => ({ id, title, isNamed, model, changed });
+const summaryOf = ({ id, title, text, isNamed, model, changed }) => ({ id, title, text, isNamed, model, changed });
 
 export async function keepConversation(conversation) {
   if (conversation.isDeleted) return;
@@ -82,7 +82,7 @@ export function keepTitle(conversation) {
 
 /** Keeps the received part of an answer. */
 export function keepPartial({ id, isDeleted }, reply) {
-  if (!isDeleted) keep((store) => store("kept").put({ ...reply, note: "Interrupted" }, `answer ${id}`));
+  if (!isDeleted) keep((store) => store("kept").put({ ...reply, note: "Interrupted", isPartial: true }, `answer ${id}`));
 }
 
 export function keepDraft({ id, draft, isDeleted }) {

@@ -25,7 +25,7 @@ function stagesOf(timings, numPictures) {
     stage("Processor", media, time("processor"), numEncoded + timings.processor_cache_hits),
     stage("Encode", processed, encode, numEncoded),
   ];
-  return [
+  const stages = [
     ...(numPictures ? ofPictures : []),
     stage("Prompt", processed, time("render")),
     ...(numPictures ? [handOver] : []),
@@ -33,6 +33,21 @@ function stagesOf(timings, numPictures) {
     back("Prefill", "prefill"),
     stage("Decode", first, timings.total - first),
   ];
+  const pieces = gapsOf(stages, timings.total);
+  const between = pieces.reduce((sum, { time: gap }) => sum + gap, 0);
+  return [...stages, { name: "calls", label: "Calls", start: 0, time: between, cached: 0, pieces }];
+}
+
+/** The times up to `end` in which no stage works: HTTP, routing, and the way from one stage to the next. */
+function gapsOf(stages, end) {
+  const gaps = [];
+  let done = 0;
+  for (const { start, time } of stages.toSorted((one, other) => one.start - other.start)) {
+    if (start > done) gaps.push({ start: done, time: start - done });
+    done = Math.max(done, start + time);
+  }
+  if (end > done) gaps.push({ start: done, time: end - done });
+  return gaps;
 }
 
 function drawWaterfall({ timings, numPictures }) {
@@ -41,16 +56,18 @@ function drawWaterfall({ timings, numPictures }) {
   const percent = (s) => `${(100 * s / end).toFixed(2)}%`;
   const table = copyOf("waterfall");
   table.style.setProperty("--first", percent(timings.time_to_first_token));
-  for (const { name, label, start, time, cached } of stages) {
+  for (const { name, label, start, time, cached, pieces = [{ start, time }] } of stages) {
     const row = copyOf("waterfall-row");
     const [header, track, figure] = row.cells;
-    const bar = track.firstChild;
     const isCached = cached > 0 && cached >= numPictures;
     const chip = element("span.chip", isCached ? "cached" : `${cached}/${numPictures} cached`);
     header.append(label, ...(cached && !isCached ? [" ", chip] : []));
     figure.append(isCached ? chip : duration(time));
-    Object.assign(bar.style, { left: percent(start), width: percent(time), background: `var(--${name})` });
-    if (time <= 0) bar.remove();
+    for (const piece of pieces.filter((one) => one.time > 0)) {
+      const bar = element("div.bar");
+      Object.assign(bar.style, { left: percent(piece.start), width: percent(piece.time), background: `var(--${name})` });
+      track.append(bar);
+    }
     row.dataset.stage = name;
     table.tBodies[0].append(row);
   }

@@ -6,7 +6,10 @@ import { preference } from "./preferences.js";
 const SIGNED_IN = "signed-in";
 let dialog = null;
 
-export const isSignedIn = () => preference(SIGNED_IN) === "yes";
+export const isSignedIn = () => ["yes", "admin"].includes(preference(SIGNED_IN));
+
+/** Whether the operator's page is for this reader. */
+export const isAdmin = () => preference(SIGNED_IN) !== "yes";
 
 /** Shows the form, unless it is there. `reason`: why it appears. Calls `onSignedIn` once the server has a key. */
 export function askForKey(reason, onSignedIn) {
@@ -43,7 +46,7 @@ async function signIn(key) {
   try {
     const response = await fetch("/sign-in", { method: "POST", headers: { authorization: `Bearer ${key}` } });
     if (response.ok) {
-      preference(SIGNED_IN, "yes");
+      preference(SIGNED_IN, (await response.json()).admin ? "admin" : "yes");
       return null;
     }
     const error = await response.json().then((body) => body.error, () => null);
