@@ -325,6 +325,14 @@ class ModelConfig(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _packed_layers_are_on_the_cpu(self) -> Self:
+        devices = {self.part_device(self.encode.tower), self.part_device(self.encode.projector)}
+        is_packed = self.encode.linear in ("packed", "int8") and self.vision_plugin.name is None
+        if is_packed and devices != {"cpu"}:
+            raise ValueError(f"encode.linear: {self.encode.linear} is for the CPU only, and Encode is on a GPU")
+        return self
+
     @property
     def model_name(self) -> str:
         return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1]

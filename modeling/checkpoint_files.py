@@ -34,6 +34,12 @@ def why_broken(folder: Path) -> str | None:
     return next((f"{name} {reason}" for name, reason in reasons if reason is not None), None)
 
 
+def num_weight_bytes(folder: Path) -> int:
+    """Returns the size of a checkpoint's files of weights that its index names, or of all without an index."""
+    names = _indexed(folder) or (file.name for file in folder.glob("*.safetensors"))
+    return sum((folder / name).stat().st_size for name in names)
+
+
 def _indexed(folder: Path) -> dict[str, set[str]]:
     """Returns the weights of each file by the checkpoint's index, or nothing without one."""
     index = folder / INDEX_NAME
@@ -48,7 +54,7 @@ def _why_unreadable(file: Path, weights: set[str]) -> str | None:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(file, framework="pt") as opened:
+        with safe_open(file, framework="numpy") as opened:  # "pt" would import torch
             missing = weights - set(opened.keys())
     except FileNotFoundError:
         return f"is missing, and {INDEX_NAME} names it"

@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from raylens.deployments.launch import setting_flags
 from raylens.deployments.launch.config_file import ConfigError, load_config
 from raylens.deployments.launch.demo import run_demo
 from raylens.deployments.launch.deploy import deploy
+from raylens.deployments.launch.devices import DEVICES, choose_devices
 from raylens.deployments.launch.local_cluster import check_address, print_at_once, running_app
 from raylens.deployments.launch.node import start_node
 from raylens.deployments.operator import top_command, waterfall
@@ -42,7 +43,11 @@ behind one OpenAI-compatible endpoint. Stop it with Ctrl-C.
   raylens serve llava-hf/llava-1.5-7b-hf            a hub id
   raylens serve ~/models/a ~/models/b               two models behind one endpoint
   raylens serve --config serve.yaml                 every setting, each explained in that file
-  raylens serve --set generate.num_gpus=1           a setting of that file
+  raylens serve --set max_model_len=16k             a setting of that file
+  raylens serve --device cpu                        on the CPU, also if this machine has GPUs
+
+With a GPU, Encode and Generate run on it: on a GPU each, or on parts of one by its memory. The first line tells the
+parts. A `num_gpus` in the settings goes before that.
 
 Standard output reports the start; standard error has a line for each request and each failure's reason.
 On a cluster: `ray up cluster.yaml`, see docs/clusters.md.
@@ -149,12 +154,15 @@ def _serve(args: argparse.Namespace) -> int:
         flags["model"], *further = args.models
         if further:
             flags["further_models"] = [{"model": model} for model in further]
+    _check_device(args, flags)
     config = load_config(args.config, flags, flag_of=lambda setting: setting_flags.flag_of(setting, args))
+    config, devices = choose_devices(config, device=args.device, num_gpus=args.num_gpus)
     if args.api_key:
         os.environ[api_keys.ENVIRONMENT_VARIABLE] = ",".join(args.api_key)
     port = args.port or free_port()
     kill_orphans()  # an orphan may hold the port
     host = check_address(args.host, port)
+    print_at_once(devices)
     os.environ[server_log.LEVEL_VARIABLE] = args.log_level
     os.environ[server_log.FORMAT_VARIABLE] = args.log_format
     with running_app(config, host=host, port=port, dashboard=args.dashboard, log=sys.stderr) as url:
@@ -165,6 +173,16 @@ def _serve(args: argparse.Namespace) -> int:
         while True:
             check_ray()
             time.sleep(_CHECK_SECONDS)
+
+
+def _check_device(args: argparse.Namespace, flags: Mapping[str, Any]) -> None:
+    if args.device == "auto":
+        return
+    for setting in ("encode.num_gpus", "generate.num_gpus"):
+        if setting in flags:
+            raise ConfigError(
+                f"--device and {setting_flags.flag_of(setting, args)} both choose a device: leave one out"
+            )
 
 
 def _curl_line(url: str, model: str, key: str | None) -> str:
@@ -270,6 +288,9 @@ def _add_serve_arguments(serve: argparse.ArgumentParser) -> None:
     format_help = "json: an object per line, with request and trace ids (default: text)"
     add("--log-format", choices=server_log.FORMATS, default=server_log.TEXT, help=format_help)
     add("--dashboard", action="store_true", help="start Ray's dashboard too, on port 8265")
+    device_help = "auto: the GPUs, if there are some (default); cpu; cuda: fails without a GPU"
+    add("--device", choices=DEVICES, default="auto", help=device_help)
+    add("--num-gpus", type=_num_gpus, metavar="N", help="most GPUs of this machine to use (default: all)")
     setting_flags.add_arguments(serve)
 
 
@@ -288,6 +309,13 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
     return seconds
+
+
+def _num_gpus(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not above 0; --device cpu takes no GPU")
+    return number
 
 
 def _port(text: str) -> int:

@@ -84,7 +84,7 @@ def test_it_says_its_version() -> None:
         (["serve", "--host", "192.0.2.1"], "192.0.2.1 is no address of this machine"),
         (["serve", "--dtype", "float7"], "--dtype: Input should be 'auto', 'float32'"),
         (["serve", "--set", "generate.num_gpus"], "'generate.num_gpus' is not NAME=VALUE"),
-        (["serve", "--num-gpus", "1"], "there is no argument --num-gpus; `raylens serve` takes any setting of"),
+        (["serve", "--num-cpus", "1"], "there is no argument --num-cpus; `raylens serve` takes any setting of"),
         (["serve", "--log-level", "loud"], "invalid choice: 'loud'"),
         (["serve", "--log-format", "xml"], "invalid choice: 'xml'"),
         (["top", "--num-gpus", "1"], "unrecognized arguments: --num-gpus 1"),

@@ -139,7 +139,7 @@ def test_a_vision_plug_in_is_told_where_and_how_precisely_to_compute(
         "projector_device": "cpu",
         "projector_bits": bits[1],
     }
-    assert plugin_choice(AppConfig.model_validate(settings)) is None
+    assert plugin_choice(AppConfig.model_validate({"encode": {"num_gpus": 1}})) is None
 
 
 def test_an_inline_encoder_is_where_the_language_model_is() -> None:

@@ -124,7 +124,7 @@ def test_values_of_another_form_are_refused(flag: str, value: str, capsys: pytes
 @pytest.mark.parametrize(
     ("argument", "meant"),
     [
-        ("--num-gpus", "generate.num_gpus?"),
+        ("--prefix-cachin", "generate.engine.prefix_caching?"),
         ("--max-lora=2", "generate.engine.max_loras?"),
         ("--enable-prefix-caching", "generate.engine.prefix_caching?"),
         ("--cors-origin", "ingress.cors_origins?"),
