@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,12 @@ def why_broken(folder: Path) -> str | None:
         return f"model.safetensors is missing{why_not}"
     reasons = ((name, _why_unreadable(folder / name, named.get(name, set()))) for name in sorted(named or files))
     return next((f"{name} {reason}" for name, reason in reasons if reason is not None), None)
+
+
+def text_section(settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the section for the text model of a config.json, or None if it has no such section."""
+    names = ("text_config", "llm_config", "language_config")
+    return next((settings[name] for name in names if isinstance(settings.get(name), dict)), None)
 
 
 def num_weight_bytes(folder: Path) -> int:

@@ -3,8 +3,12 @@
 The table is plain data: a stage imports a family's module only when it loads a model of that family. See
 docs/add-a-model.md."""
 
+import ast
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 
 Stage = Literal["preprocess", "encoder", "llm"]
@@ -117,19 +121,30 @@ def known_to(stage: Stage) -> list[str]:
 
 def is_found(model_type: str) -> bool:
     """Returns whether stages find the family, which transformers has."""
-    if model_type in FAMILIES:
-        return False
-    from raylens.modeling.torchvision_build import make_importable
+    return model_type not in FAMILIES and model_type in multimodal_types()
 
-    make_importable()
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 
-    return model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+@cache
+def multimodal_types() -> frozenset[str]:
+    """Returns the `model_type`s of transformers' MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES. Runs the assignments of its
+    module alone: importing the module imports torch, which takes seconds."""
+    spec = find_spec("transformers")
+    assert spec is not None
+    assert spec.origin is not None
+    source = Path(spec.origin).with_name("models").joinpath("auto", "modeling_auto.py").read_text()
+    tables: dict[str, Any] = {"OrderedDict": dict}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).endswith("_MAPPING_NAMES"):
+            exec(compile(ast.Module([node], []), "modeling_auto.py", "exec"), tables)
+    return frozenset(tables["MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES"])
 
 
 def load_family(stage: Stage, model_type: str) -> Any:
     """Imports and returns the stage's declaration of a family, or the function that finds it. Raises ValueError for an
     unsupported family."""
+    from raylens.modeling.torchvision_build import make_importable
+
+    make_importable()
     row = (
         PARTLY_FOUND.get(model_type, _FOUND_FAMILY) if is_found(model_type) else (FAMILIES | RETRIEVAL).get(model_type)
     )

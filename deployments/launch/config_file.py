@@ -12,13 +12,17 @@ from pydantic import ValidationError
 from raylens.checkpoints import BUNDLED_MODEL
 from raylens.deployments.config import AppConfig, ModelConfig, VisionPluginConfig
 from raylens.deployments.endpoint.api_keys import ApiKeysError, read_keys
-from raylens.modeling.checkpoint_files import why_broken
+from raylens.deployments.launch.hub import HubError, fetch_config
+from raylens.modeling.checkpoint_files import HOW_TO_CONVERT, text_section, why_broken
 from raylens.modeling.families import FAMILIES, SERVED_FAMILIES, is_found
 from raylens.preprocess.vision_plugins.registry import installed_plugins
 
 ModelT = TypeVar("ModelT", bound=ModelConfig)
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9](?!.*(--|\.\.))[A-Za-z0-9._-]{0,94}")
+
+
+_MODELS = "docs/models.md lists the models"
 
 
 class ConfigError(ValueError):
@@ -75,9 +79,10 @@ def _checked(config: ModelT) -> ModelT:
     if not folder.exists():
         _check_hub_id(config)
         return config
-    _check_family(f"--model {folder}", folder / "config.json", has_plugin=config.vision_plugin.name is not None)
+    _check_model(config, f"--model {folder}", folder / "config.json")
     if (reason := why_broken(folder)) is not None:
-        raise ConfigError(f"--model {folder}: {reason}")
+        remedy = "" if HOW_TO_CONVERT in reason else "; copy or download the checkpoint again"
+        raise ConfigError(f"--model {folder}: {reason}{remedy}")
     return config.model_copy(update={"model": str(folder.resolve())})
 
 
@@ -171,17 +176,11 @@ def _check_hub_id(config: ModelConfig) -> None:
     owner, slash, name = model.partition("/")
     if not slash or not _HUB_NAME.fullmatch(owner) or not _HUB_NAME.fullmatch(name):
         raise ConfigError(f"--model {model}: no such folder, and not a hub id (owner/name)")
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
-
     try:
-        file = hf_hub_download(model, "config.json", revision=config.revision)
-    except RepositoryNotFoundError as error:
-        raise ConfigError(f"--model {model}: no such model on the hub, or it requires a token") from error
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"--model {model}: cannot be fetched from the hub: {reason}") from error
-    _check_family(f"--model {model}", Path(file), has_plugin=config.vision_plugin.name is not None)
+        file = fetch_config(model, config.revision)
+    except HubError as error:
+        raise ConfigError(f"--model {model}: {error}") from error
+    _check_model(config, f"--model {model}", file)
 
 
 def _check_plugin(choice: VisionPluginConfig) -> None:
@@ -190,12 +189,38 @@ def _check_plugin(choice: VisionPluginConfig) -> None:
         raise ConfigError(f"--vision-plugin {choice.name}: no such plug-in is installed, only {known}")
 
 
-def _check_family(argument: str, file: Path, *, has_plugin: bool) -> None:
-    """Refuses a `model_type` that this server cannot serve. With a plug-in, the engine decides on text models."""
+def _check_model(config: ModelConfig, argument: str, file: Path) -> None:
+    """Refuses a model that this server cannot serve, by its config.json."""
     try:
-        model_type = json.loads(file.read_text())["model_type"]
+        settings = json.loads(file.read_text())
+        model_type = settings["model_type"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{argument}: no readable config.json with a model_type in it") from error
+        remedy = "name the folder of a model in Hugging Face format"
+        raise ConfigError(f"{argument}: no readable config.json with a model_type in it: {remedy}") from error
+    _check_family(argument, model_type, has_plugin=config.vision_plugin.name is not None)
+    _check_ranks(config, settings)
+
+
+def _check_ranks(config: ModelConfig, settings: Mapping[str, Any]) -> None:
+    """Refuses ranks that cannot divide the heads of attention. config.json may leave out heads that transformers knows
+    for the model type; the ranks themselves check those."""
+    own = settings.get("thinker_config", settings)
+    text = text_section(own) or own
+    heads = text.get("num_attention_heads")
+    kv_heads = text.get("num_key_value_heads") or heads
+    ranks = config.generate.tensor_parallel_size
+    if not (isinstance(heads, int) and isinstance(kv_heads, int)):
+        return
+    possible = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
+    if ranks not in possible:
+        raise ConfigError(
+            f"generate.tensor_parallel_size: {ranks} ranks cannot divide the {heads} attention heads and {kv_heads}"
+            f" key/value heads of {config.model_name}: take one of {', '.join(map(str, possible))}"
+        )
+
+
+def _check_family(argument: str, model_type: str, *, has_plugin: bool) -> None:
+    """Refuses a `model_type` that this server cannot serve. With a plug-in, the engine decides on text models."""
     if has_plugin:
         has_encoder = model_type in FAMILIES and FAMILIES[model_type].encoder is not None
         if has_encoder or is_found(model_type):
@@ -203,5 +228,4 @@ def _check_family(argument: str, file: Path, *, has_plugin: bool) -> None:
         return
     if model_type not in SERVED_FAMILIES and not is_found(model_type):
         reason = f": {FAMILIES[model_type].why_unserved}" if model_type in FAMILIES else ""
-        served = sorted(SERVED_FAMILIES)
-        raise ConfigError(f"{argument}: model_type {model_type!r} is not supported{reason}, only {served}")
+        raise ConfigError(f"{argument}: model_type {model_type!r} is not supported{reason}; {_MODELS}")

@@ -38,6 +38,7 @@ from raylens.llm.models.family import LanguageFamily
 from raylens.llm.sampling.logprobs import TokenLogprobs
 from raylens.llm.sampling.params import SamplingParams
 from raylens.llm.sequence import FinishReason
+from raylens.modeling.checkpoint_files import text_section
 from raylens.modeling.found_model import FoundModel, find_model
 from raylens.modeling.half_model import check_names_no_pickle
 from raylens.modeling.model_configs import load_model_config
@@ -95,7 +96,7 @@ def _shorten(found: FoundModel, config: PreTrainedConfig, language: LanguageFami
             (target / file.name).symlink_to(file.resolve())
     settings = json.loads((folder / "config.json").read_text())
     own, text_config = settings.get("thinker_config", settings), config.get_text_config()
-    text = own if text_config is config else _settings_of(text_config, own)
+    text = own if text_config is config else text_section(own) or {}
     depth, num_layers = text_config.num_hidden_layers, _num_kinds(found, config, language)
     # Layers that share a cache, have rows in one table, or get features of pictures by their number, keep it.
     is_whole = any(getattr(text_config, name, None) for name in ("num_kv_shared_layers", "hidden_size_per_layer_input"))
@@ -117,12 +118,6 @@ def _shorten(found: FoundModel, config: PreTrainedConfig, language: LanguageFami
     text |= shortened
     settings |= {name: value for name, value in shortened.items() if name in settings}
     (target / "config.json").write_text(json.dumps(settings))
-
-
-def _settings_of(text_config: PreTrainedConfig, settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns the part of the file for the text model."""
-    names = ("text_config", "llm_config", "language_config")
-    return next((settings[name] for name in names if isinstance(settings.get(name), dict)), {})
 
 
 def _num_kinds(found: FoundModel, config: PreTrainedConfig, language: LanguageFamily) -> int:

@@ -121,7 +121,7 @@ def test_a_folder_without_a_supported_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no readable config\.json"):
         load_config(None, {"model": str(tmp_path)})
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(ConfigError, match=r"'bert' is not supported, only \['aria'"):
+    with pytest.raises(ConfigError, match=r"'bert' is not supported; docs/models\.md lists"):
         load_config(None, {"model": str(tmp_path)})
     (tmp_path / "config.json").write_text('{"model_type": "internlm2"}')
     with pytest.raises(ConfigError, match=r"'internlm2' is not supported: it is the text half"):
@@ -145,6 +145,7 @@ def test_a_model_on_the_hub_is_looked_at_before_anything_starts(
         return str(path)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr("raylens.deployments.launch.hub._why_away", lambda model, revision: None)
     assert load_config(None, {"model": "owner/name"}).model == "owner/name"
     hub["model_type"] = "bert"
     with pytest.raises(ConfigError, match="--model owner/name: model_type 'bert' is not supported"):

@@ -46,7 +46,7 @@ def write_torch(folder: Path, cuda: str | None) -> None:
 
 def serve(*arguments: str) -> tuple[int, list[str], str]:
     """Runs `raylens serve` until it starts Ray or ends. Returns its exit status, its lines and its error."""
-    command = [RAYLENS, "serve", "--port", "0", *arguments]
+    command = [str(RAYLENS), "serve", "--port", "0", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines: list[str] = []

@@ -53,7 +53,8 @@ def test_each_flag_is_a_setting(tmp_path: Path, shapes: str) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("{{ messages }}")
     values = {
-        **dict.fromkeys(("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"), "32"),
+        **dict.fromkeys(("max_num_seqs", "max_num_batched_tokens", "max_model_len"), "32"),
+        "tensor_parallel_size": "2",
         "model": shapes,
         "revision": "main",
         "served_model_name": "mine",

@@ -18,6 +18,7 @@ from raylens.modeling.families import (
     Stage,
     known_to,
     load_family,
+    multimodal_types,
 )
 from raylens.preprocess.models.family import ProcessorFamily
 
@@ -40,6 +41,16 @@ def test_a_family_is_served_when_every_stage_knows_it() -> None:
     unserved = {name for name, family in FAMILIES.items() if family.why_unserved is not None}
     of_some_stage = {"internlm2"}
     assert FAMILIES.keys() - SERVED_FAMILIES == unserved == of_some_stage | UNSERVED.keys()
+
+
+def test_transformers_types_are_read_without_importing_it() -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+
+    assert multimodal_types() == MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.keys()
+    assert not modules_after("from raylens.modeling.families import is_found; is_found('x')") & {
+        "torch",
+        "transformers",
+    }
 
 
 def test_a_family_that_a_stage_does_not_know_is_refused() -> None:
