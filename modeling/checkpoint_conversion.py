@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from tqdm.std import tqdm
 
 from raylens.modeling.checkpoint_files import INDEX_NAME
 
@@ -49,12 +50,14 @@ def convert_checkpoint(source: Path, target: Path, rename: Rename, say: Callable
     shards = _find_shards(source)
     _check_target(source, target)
     _check_room(shards, target)
-    with _unfinished(target) as folder:
+    size = 2 * sum(file.stat().st_size for file in shards)
+    bar = tqdm(total=size, desc="written and read back", unit="B", unit_scale=True, leave=False)
+    with _unfinished(target) as folder, bar:
         try:
             places: dict[str, str] = {}
             num_bytes = 0
             for number, (file, name) in enumerate(shards.items(), start=1):
-                num_bytes += _convert_shard(file, folder / name, rename, places)
+                num_bytes += _convert_shard(file, folder / name, rename, places, bar.update)
                 say(f"{number} of {len(shards)} files of weights: {name}, {num_bytes / 2**30:.2f} GiB so far")
             if len(shards) > 1:
                 index = {"metadata": {"total_size": num_bytes}, "weight_map": dict(sorted(places.items()))}
@@ -130,8 +133,11 @@ def _unfinished(target: Path) -> Iterator[Path]:
         raise
 
 
-def _convert_shard(source: Path, target: Path, rename: Rename, places: dict[str, str]) -> int:
-    """Writes the file's weights, notes the file of each in `places`, and returns their bytes."""
+def _convert_shard(
+    source: Path, target: Path, rename: Rename, places: dict[str, str], tell: Callable[[int], object]
+) -> int:
+    """Writes the file's weights, notes the file of each in `places`, and returns their bytes. `tell` gets the bytes
+    that were written and, once more, those that were read back."""
     stored, notes = _read(source)
     weights: dict[str, torch.Tensor] = {}
     for name, weight in stored.items():
@@ -145,9 +151,11 @@ def _convert_shard(source: Path, target: Path, rename: Rename, places: dict[str,
     save_file(kept, target, metadata={"format": "pt", **notes, **dropped})
     with target.open("rb") as opened:
         os.fsync(opened.fileno())  # before it is read back
-    _compare(target, kept)
+    num_bytes = sum(weight.nbytes for weight in kept.values())
+    tell(num_bytes)
+    _compare(target, kept, tell)
     places.update(dict.fromkeys(kept, target.name))
-    return sum(weight.nbytes for weight in kept.values())
+    return num_bytes
 
 
 def _read(file: Path) -> tuple[Mapping[str, torch.Tensor], Mapping[str, str]]:
@@ -182,13 +190,14 @@ def _without_shared(weights: Mapping[str, torch.Tensor]) -> tuple[dict[str, torc
     return kept, dropped
 
 
-def _compare(file: Path, weights: Mapping[str, torch.Tensor]) -> None:
+def _compare(file: Path, weights: Mapping[str, torch.Tensor], tell: Callable[[int], object]) -> None:
     with safe_open(file, framework="pt") as stored:
         for name, weight in weights.items():
             copy = stored.get_tensor(name)
             is_same = copy.dtype == weight.dtype and copy.shape == weight.shape
             if not is_same or not torch.equal(_bits(copy), _bits(weight)):
                 raise ConversionError(f"{file.name}: {name} was not written as it was read; the disk may be faulty")
+            tell(weight.nbytes)
 
 
 def _bits(weight: torch.Tensor) -> torch.Tensor:

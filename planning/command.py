@@ -110,7 +110,7 @@ def _progress() -> Callable[[str], None]:
     started = time.monotonic()
 
     def say(line: str) -> None:
-        if time.monotonic() - started > _QUIET_SECONDS:
-            print(f"simulated {line}", file=sys.stderr)
+        if (seconds := time.monotonic() - started) > _QUIET_SECONDS:
+            print(f"{seconds:.0f} s: simulated {line}", file=sys.stderr, flush=True)
 
     return say

@@ -39,7 +39,7 @@ Exits 1 if a request has an error or no answer; `grep -v '"status_code": 200'` f
 """
 _ENDPOINTS = ("/v1/chat/completions", "/v1/embeddings")
 """Routes that take one conversation."""
-_REPORT_SECONDS = 10.0
+_REPORT_SECONDS = 5.0
 _REDRAW_SECONDS = 0.5
 
 
@@ -119,8 +119,9 @@ async def _reporting(work: Coroutine[Any, Any, None], answers: AnswerFile, total
     if not console.is_terminal:
         began, first = time.monotonic(), len(answers.done)
         while not (await asyncio.wait([task], timeout=_REPORT_SECONDS))[0]:
-            rate = (len(answers.done) - first) / (time.monotonic() - began)
-            told = f"{len(answers.done)} of {total} answered, {answers.num_failed} with an error, {rate:.1f} a second"
+            seconds = time.monotonic() - began
+            rate = f"{(len(answers.done) - first) / seconds:.1f} a second for {seconds:.0f} s"
+            told = f"{len(answers.done)} of {total} answered, {answers.num_failed} with an error, {rate}"
             print(told, file=sys.stderr, flush=True)
         return task.result()
     columns = (*Progress.get_default_columns()[:-1], MofNCompleteColumn(), TimeRemainingColumn())

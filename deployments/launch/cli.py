@@ -8,6 +8,8 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -202,10 +204,16 @@ def _key(args: argparse.Namespace) -> int:
 
 
 def _convert(args: argparse.Namespace) -> int:
-    from raylens.modeling.checkpoint_conversion import MODEL_RENAMINGS, ConversionError, convert_checkpoint
+    from tqdm.std import tqdm
 
+    from raylens.modeling.checkpoint_conversion import MODEL_RENAMINGS, ConversionError, convert_checkpoint
+    from raylens.modeling.load_progress import told_progress
+
+    has_bar = sys.stderr.isatty()
+    say = tqdm.write if has_bar else print_at_once  # `write` keeps the bar below the lines
     try:
-        convert_checkpoint(args.source, args.target, MODEL_RENAMINGS[args.model], say=print_at_once)
+        with nullcontext() if has_bar else told_progress(partial(print, file=sys.stderr, flush=True)):
+            convert_checkpoint(args.source, args.target, MODEL_RENAMINGS[args.model], say=say)
     except ConversionError as error:
         raise ConfigError(str(error)) from error
     return 0

@@ -41,6 +41,7 @@ from raylens.llm.sequence import FinishReason
 from raylens.modeling.checkpoint_files import text_section
 from raylens.modeling.found_model import FoundModel, find_model
 from raylens.modeling.half_model import check_names_no_pickle
+from raylens.modeling.load_progress import told_progress
 from raylens.modeling.model_configs import load_model_config
 from raylens.preprocess.schema import ItemInfo, ItemTensors
 
@@ -75,7 +76,8 @@ def check_found_model(model: str, revision: str | None) -> str:
     found, language = find_model(config), load_language_family(config)
     folder = Path(model)
     if not folder.is_dir():
-        folder = Path(snapshot_download(model, revision=revision, allow_patterns=_FILES))
+        with told_progress():
+            folder = Path(snapshot_download(model, revision=revision, allow_patterns=_FILES))
     with TemporaryDirectory(prefix="raylens-self-test-") as shortened:
         _shorten(found, config, language, folder, Path(shortened))
         _compare(found, shortened)

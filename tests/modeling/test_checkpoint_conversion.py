@@ -14,8 +14,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from raylens.modeling import load_progress
 from raylens.modeling.checkpoint_conversion import MODEL_RENAMINGS, ConversionError, convert_checkpoint
 from raylens.modeling.checkpoint_files import INDEX_NAME
+from raylens.modeling.load_progress import told_progress
 
 ROOT = Path(__file__).parent.parent.parent
 RENAME = MODEL_RENAMINGS["wemm"]
@@ -89,6 +91,14 @@ def test_a_copy_has_other_names_and_the_same_bits(source: Path, tmp_path: Path) 
     assert [line.split(":")[0] for line in lines] == [f"{number} of 3 files of weights" for number in (1, 2, 3)]
     assert {name: (source / name).read_bytes() for name in names(source)} == before
     assert {path.name for path in tmp_path.iterdir()} == {"source", "copy"}
+
+
+def test_a_long_conversion_tells_how_far_it_is(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_progress, "_FIRST_SECONDS", 0.0)
+    lines: list[str] = []
+    with told_progress(lines.append):
+        convert_checkpoint(source, tmp_path / "copy", RENAME)
+    assert re.fullmatch(r"written and read back: \S+ of \S+B, 0 s, \S+ left", lines[0])
 
 
 def test_weights_that_share_memory_are_stored_once(tmp_path: Path) -> None:
