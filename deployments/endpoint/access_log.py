@@ -9,12 +9,14 @@ from typing import Any
 from starlette.types import Message, Scope, Send
 
 from raylens.deployments.endpoint.errors import error_kind
+from raylens.deployments.endpoint.page_route import PREFIX
 from raylens.deployments.server_log import FIELDS
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 _QUIET_PATHS = frozenset({"/health", "/ping", "/metrics", "/dashboard/data"})
-"""Programs poll these every few seconds. The log shows only their failures, and none while the stages start."""
+"""Programs poll these every few seconds, and a page brings dozens of files. The log shows only their failures, and none
+while the stages start."""
 _LINE = (
     "{method} {path} {status} {request_id}: {bytes_in} bytes in, {bytes_out} out,"
     " first after {first_byte_seconds:.3f} s, all after {seconds:.3f} s"
@@ -29,7 +31,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def is_quiet(scope: Scope) -> bool:
-    return scope["path"] in _QUIET_PATHS
+    return scope["path"] in _QUIET_PATHS or scope["path"].startswith(PREFIX)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from raylens.deployments.batch import command as batch_command
 from raylens.deployments.batch.request_file import BatchFileError
 from raylens.deployments.cluster.ray_session import STOP_SIGNALS, check_ray
 from raylens.deployments.cluster.server_processes import kill_orphans
+from raylens.deployments.config import AppConfig
 from raylens.deployments.endpoint import api_keys
 from raylens.deployments.free_port import free_port
 from raylens.deployments.launch import setting_flags
@@ -31,6 +32,7 @@ from raylens.deployments.launch.deploy import deploy
 from raylens.deployments.launch.devices import DEVICES, choose_devices
 from raylens.deployments.launch.local_cluster import check_address, print_at_once, running_app
 from raylens.deployments.launch.node import start_node
+from raylens.deployments.launch.start_page import StartPage, start_page
 from raylens.deployments.operator import top_command, waterfall
 from raylens.planning import command as plan_command
 from raylens.planning.settings import PlanError
@@ -167,14 +169,28 @@ def _serve(args: argparse.Namespace) -> int:
     print_at_once(devices)
     os.environ[server_log.LEVEL_VARIABLE] = args.log_level
     os.environ[server_log.FORMAT_VARIABLE] = args.log_format
-    with running_app(config, host=host, port=port, dashboard=args.dashboard, log=sys.stderr) as url:
-        names = " and ".join(model.model_name for model in config.models)
-        are = "are" if config.further_models else "is"
-        print(f"\n{names} {are} ready at {url}/v1  (health: {url}/health, dashboard: {url}/dashboard)\n\nTry:\n")
-        print(_curl_line(url, config.model_name, args.api_key[0] if args.api_key else None), flush=True)
-        while True:
-            check_ray()
-            time.sleep(_CHECK_SECONDS)
+    with ExitStack() as starting:
+        start = starting.enter_context(start_page(config, host, port))
+        say = partial(_say, start)
+        log = start.reading(sys.stderr)
+        with running_app(config, host=host, port=port, dashboard=args.dashboard, say=say, log=log) as url:
+            starting.close()
+            _tell_ready(config, url, args.api_key[0] if args.api_key else None)
+            while True:
+                check_ray()
+                time.sleep(_CHECK_SECONDS)
+
+
+def _say(start: StartPage, line: str) -> None:
+    print_at_once(line)
+    start.say(line)
+
+
+def _tell_ready(config: AppConfig, url: str, key: str | None) -> None:
+    names = " and ".join(model.model_name for model in config.models)
+    are = "are" if config.further_models else "is"
+    print(f"\n{names} {are} ready at {url}/v1  (health: {url}/health, dashboard: {url}/dashboard)\n\nTry:\n")
+    print(_curl_line(url, config.model_name, key), flush=True)
 
 
 def _check_device(args: argparse.Namespace, flags: Mapping[str, Any]) -> None:

@@ -28,6 +28,7 @@ _SECTION = re.compile(r"^(?=global|defaults|frontend|backend|listen)", re.MULTIL
 _CONNECTIONS = re.compile(r"^    maxconn (\d+)$", re.MULTILINE)
 _FDS_PER_CONNECTION = 2  # both sides
 _OTHER_FDS = 512
+_BROWSER = "{ req.hdr(accept) -m sub text/html }"
 _NOBODYS_LOG = "    log 127.0.0.1:514 local0 info\n"  # Ray's default: datagrams to whoever listens there
 
 
@@ -55,12 +56,15 @@ class UnknownConfigurationError(RuntimeError):
     """Ray Serve writes a configuration that this module does not know."""
 
 
-def rewrite(config: str, *, max_open_files: int, host: str | None, pages: Mapping[int, Path]) -> str:
+def rewrite(
+    config: str, *, max_open_files: int, host: str | None, pages: Mapping[int, Path], waiting_page: Path
+) -> str:
     """Returns the safe configuration. `max_open_files` bounds connections. `host`: the listen address instead of Ray's.
-    `pages`: each status's error page. Raises UnknownConfigurationError if a line that must change is missing."""
+    `pages`: each status's error page. `waiting_page`: what a browser gets while no ingress is there. Raises UnknownConfigurationError if a line that must change is missing."""
     connections = _CONNECTIONS.search(config)
     limits = ConnectionLimits.within(int(connections[1]) if connections else 0, max_open_files)
-    sections = [_rewritten(one, limits, host, pages) for one in _SECTION.split(config)]
+    waiting = f'http-request return status 503 content-type "text/html; charset=utf-8" file {waiting_page}'
+    sections = [_rewritten(one, limits, host, pages, waiting) for one in _SECTION.split(config)]
     names = [section.split("\n", 1)[0].split() for section in sections]
     for wanted in (["global"], ["defaults"], ["frontend", "http_frontend"], ["backend", "default_backend"]):
         if (count := names.count(wanted)) != 1:
@@ -68,7 +72,9 @@ def rewrite(config: str, *, max_open_files: int, host: str | None, pages: Mappin
     return MARK + "".join(sections)
 
 
-def _rewritten(section: str, limits: ConnectionLimits, host: str | None, pages: Mapping[int, Path]) -> str:
+def _rewritten(
+    section: str, limits: ConnectionLimits, host: str | None, pages: Mapping[int, Path], waiting: str
+) -> str:
     name = section.split("\n", 1)[0].strip()
     if name in ("frontend prometheus", "listen stats"):
         return ""  # they listen on every address without keys; Ray's agent has the same figures
@@ -100,7 +106,11 @@ def _rewritten(section: str, limits: ConnectionLimits, host: str | None, pages: 
         ]
         return head + bind + _indented(limiting) + rest
     if name == "backend default_backend":  # no application runs
-        return "backend default_backend\n" + _indented(["http-request return status 503 default-errorfiles"])
+        rules = [f"{waiting} if {_BROWSER}", "http-request return status 503 default-errorfiles"]
+        return "backend default_backend\n" + _indented(rules)
+    if name.startswith("backend http-"):
+        rule = f"{waiting} if {_BROWSER} {{ nbsrv({name.removeprefix('backend ')}) eq 0 }}"
+        return section.replace("\n", "\n" + _indented([rule]), 1)
     return section
 
 

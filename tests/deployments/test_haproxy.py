@@ -22,7 +22,7 @@ import pytest
 from ray.serve._private import haproxy as ray_haproxy
 from ray.serve.config import HTTPOptions
 
-from raylens.deployments.cluster.haproxy import ERROR_PAGES, haproxy_environment
+from raylens.deployments.cluster.haproxy import ERROR_PAGES, WAITING_PAGE, haproxy_environment
 from raylens.deployments.cluster.private_files import private_folder
 from raylens.deployments.free_port import free_port
 from raylens.deployments.ray_internals.haproxy_config import (
@@ -288,6 +288,9 @@ async def test_without_an_application_it_is_not_available(folder: Path, monkeypa
         response = connection.getresponse()
         assert (response.status, response.getheader("retry-after")) == (503, "2")
         assert json.loads(response.read())["error"]["code"] == "endpoint_unavailable"
+        connection.request("GET", "/", headers={"Accept": "text/html,*/*"})
+        response = connection.getresponse()
+        assert (response.status, response.read().decode()) == (503, WAITING_PAGE)
     await api.stop()
 
 
@@ -397,11 +400,15 @@ def ray_config(folder: Path) -> str:
     return (folder / "haproxy.cfg").read_text()
 
 
+def rewritten(config: str) -> str:
+    return rewrite(config, max_open_files=MAX_OPEN_FILES, host=None, pages={}, waiting_page=Path("waiting.html"))
+
+
 def test_nothing_else_listens(folder: Path) -> None:
     config = ray_config(folder)
     assert "\nlisten stats" in config
     assert "\nfrontend prometheus" in config
-    new = rewrite(config, max_open_files=MAX_OPEN_FILES, host=None, pages={})
+    new = rewritten(config)
     binds = [line.strip() for line in new.splitlines() if line.strip().startswith("bind ")]
     assert binds == ["bind 127.0.0.1:8000"]
 
@@ -410,7 +417,7 @@ def test_another_configuration_than_rays_is_refused(folder: Path) -> None:
     config = ray_config(folder)
     for known, other in (("mode 666", "mode 660"), ("frontend http_frontend", "frontend web"), ("maxconn ", "conns ")):
         with pytest.raises(UnknownConfigurationError):
-            rewrite(config.replace(known, other), max_open_files=MAX_OPEN_FILES, host=None, pages={})
+            rewritten(config.replace(known, other))
 
 
 def test_connections_are_as_many_as_the_process_may_have_files_for() -> None:

@@ -12,7 +12,8 @@ from tests.page_driver import CHAT, answer_with, ask, bring_in, open_list, open_
 
 pytest_plugins = ("tests.page_fixtures",)
 
-WIDE = f"A line that is wider than its place:\n\n    {'code ' * 60}\n\nhttps://example.org/{'an-address-without-an-end-' * 9}"
+ADDRESS = f"https://example.org/{'an-address-without-an-end-' * 9}"
+WIDE = f"A line that is wider than its place:\n\n    {'code ' * 60}\n\n{ADDRESS}"
 
 
 @pytest.fixture(params=SCREENS)
