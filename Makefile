@@ -65,11 +65,13 @@ hosts: ## what the hosts in tests/cluster are made with, by apt where it is miss
 		{ apt-get update && apt-get install -y --no-install-recommends openssh-server openssh-client iproute2 rsync; }
 
 # Debian's package may start Prometheus as a service. Nothing but the tests' own shall listen.
-prometheus: ## the Prometheus that reads the tests' servers, by apt where it is missing
-	@{ command -v prometheus && command -v promtool; } >/dev/null || \
-		{ test "$$(id -u)" = 0 && apt-get update && apt-get install -y --no-install-recommends prometheus && \
-			{ service prometheus stop; update-rc.d prometheus disable; }; } || \
-		{ echo "Prometheus is missing, and this is not root. On Debian: apt-get install prometheus"; exit 1; }
+prometheus: ## the Prometheus that reads the tests' servers and its blackbox exporter, by apt where they are missing
+	@{ command -v prometheus && command -v promtool && command -v prometheus-blackbox-exporter; } >/dev/null || \
+		{ test "$$(id -u)" = 0 && apt-get update && \
+			apt-get install -y --no-install-recommends prometheus prometheus-blackbox-exporter && \
+			for one in prometheus prometheus-blackbox-exporter; do service $$one stop; update-rc.d $$one disable; done; } || \
+		{ echo "Prometheus is missing, and this is not root." \
+			"On Debian: apt-get install prometheus prometheus-blackbox-exporter"; exit 1; }
 
 VENDORED := markdown-it@14.3.3 @mdit/plugin-tex@0.24.2 katex@0.19.1 @highlightjs/cdn-assets@11.12.0
 VENDOR := deployments/endpoint/page/vendor

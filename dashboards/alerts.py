@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from dashboards.objectives import ERRORS, FIRST_TOKENS, Objective
+from dashboards.objectives import DOCS_URL, ERRORS, FIRST_TOKENS, Objective
 from dashboards.promql import PREFIX
 from dashboards.recording import CACHE_EVICTIONS, CACHE_HITS, WAITING
 
@@ -23,7 +23,7 @@ class Alert:
 
     @property
     def runbook(self) -> str:
-        return f"docs/alerts.md#{self.name.lower()}"
+        return f"{DOCS_URL}/alerts.md#{self.name.lower()}"
 
     @property
     def rule(self) -> dict[str, Any]:
@@ -56,7 +56,29 @@ def _burn_rates(objective: Objective, name: str, summary: str) -> Iterator[Alert
 
 _page, _ticket = partial(Alert, "page"), partial(Alert, "ticket")
 
+_REPLICAS = f"{PREFIX}replica_start_time_seconds"
+_LOST_NODES = f"max by (application) ({PREFIX}lost_nodes)"
+
 ALERTS = (
+    _page("1m", "RaylensServerDown", f"absent({_REPLICAS})", "Prometheus gets no metrics of any replica"),
+    _page(
+        "1m",
+        "RaylensNoIngress",
+        f'count by (application) ({_REPLICAS}) unless count by (application) ({_REPLICAS}{{deployment="Ingress"}})',
+        "{{ $labels.application }} has no replica of the ingress",
+    ),
+    _page(
+        "1m",
+        "RaylensEndpointUnreachable",
+        'probe_success{job="raylens-probe"} == 0 or up{job="raylens-api"} == 0',
+        "{{ $labels.instance }} does not answer, or is not ready",
+    ),
+    _page(
+        "0m",
+        "RaylensNodeLost",
+        f"{_LOST_NODES} - min_over_time({_LOST_NODES}[15m:]) > 0",
+        'nodes lost in 15 minutes: {{ printf "%.0f" $value }}',
+    ),
     *_burn_rates(ERRORS, "RaylensErrorsBurnBudget", "{{ $value | humanizePercentage }} of requests failed"),
     *_burn_rates(
         FIRST_TOKENS, "RaylensLateFirstTokensBurnBudget", "{{ $value | humanizePercentage }} of first tokens were late"
@@ -98,7 +120,7 @@ ALERTS = (
         # After an update, each replica has started once. Without replicas the comparison has no right side.
         f"sum by (application, deployment) (increase({PREFIX}replica_starts_total[15m])) > 2.5 unless"
         f" sum by (application, deployment) (increase({PREFIX}replica_starts_total[15m]))"
-        f" <= 1.5 * count by (application, deployment) ({PREFIX}replica_start_time_seconds)",
+        f" <= 1.5 * count by (application, deployment) ({_REPLICAS})",
         'replicas of {{ $labels.deployment }} started {{ printf "%.0f" $value }} times in 15 minutes',
     ),
     _page(
@@ -120,7 +142,7 @@ ALERTS = (
         'label_replace(up{job="raylens"} == 0, "NodeAddress", "$1", "instance", "(.+):.+")'
         " and on (NodeAddress) rate("
         'ray_serve_event_loop_monitoring_iterations_total{component="replica"}[5m]) > 0'
-        ' or up{job=~"ray|raylens-api"} == 0',
+        ' or up{job=~"ray|raylens-probe"} == 0',
         "{{ $labels.instance }} gives Prometheus no metrics",
     ),
 )

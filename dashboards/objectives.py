@@ -1,8 +1,12 @@
-"""The service-level objectives and the definition of failed requests, for panels, recording rules and alerts.
+"""The service-level objectives, the definition of failed requests and the address of the runbooks, for panels,
+recording rules and alerts.
 
-The objectives are examples to change: edit them here, then run `python -m dashboards.generate`."""
+The objectives and the address are examples to change: edit them here, then run `python -m dashboards.generate`."""
 
 from dataclasses import dataclass
+
+DOCS_URL = "https://raylens.example/docs"
+"""The folder `docs/` as the people on call read it. Alertmanager makes links of absolute addresses only."""
 
 FIRST_TOKEN_SECONDS = 2.5
 """A first token that takes longer is late. This must be a bucket bound of the histogram."""

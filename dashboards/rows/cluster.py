@@ -59,6 +59,7 @@ REPLICAS = Row(
         {"Raylens {{version}}, Ray {{ray_version}}": _VERSIONS},
         "Replicas that run each version.",
     ),
+    Count("Nodes lost", {"nodes": f"max({series('lost_nodes', REPLICA)})"}, "Nodes that ended unplanned."),
     Count("Calls waiting for a replica", {"{{deployment}}": _of_serve("deployment_queued_queries")}),
     Count("Calls in work", {"{{deployment}}": _of_serve("replica_processing_queries")}),
 )

@@ -43,6 +43,7 @@ from raylens.deployments.metrics.error_codes import known_errors
 from raylens.deployments.pipeline.pipeline import Pipeline
 from raylens.deployments.pipeline.turns import Turns
 from raylens.deployments.ray_internals.handles import num_running_replicas, route_on_this_loop
+from raylens.deployments.ray_internals.lost_nodes import num_lost_nodes
 from raylens.deployments.replica_start import Replica, start_replica
 from raylens.deployments.routing.work_scaling import PendingWork
 from raylens.deployments.stages.process_setup import end_startup
@@ -50,6 +51,7 @@ from raylens.deployments.stages.stage_calls import StageHandles
 
 REQUESTS = "requests"
 _REPORT_SECONDS = 0.5
+_NODES_SECONDS = 2.0
 _KNOWN_SECONDS = 300.0
 """A new replica waits this long for its stages. Then it answers without them, and names the missing stage."""
 
@@ -166,6 +168,7 @@ class Ingress(Replica):
 
     @asynccontextmanager
     async def _lifespan(self, api: FastAPI) -> AsyncIterator[None]:
+        node_watch = asyncio.create_task(self._watch_nodes())
         self._shards.open()
         routes = self._models.routes.values()
         for route in routes:
@@ -179,6 +182,7 @@ class Ingress(Replica):
         self._batch_runner.open()
         yield
         reporter.cancel()
+        node_watch.cancel()
         await self._batch_runner.close()
         self._jobs.close()
         for route in routes:
@@ -197,6 +201,11 @@ class Ingress(Replica):
                 for stage, state in route.monitor.states().items():
                     self._metrics.state.report_stage(model, stage, is_ready=state == "ready", age_s=ages[stage])
             await asyncio.sleep(_REPORT_SECONDS)
+
+    async def _watch_nodes(self) -> None:
+        while True:
+            self._metrics.state.lost_nodes.set(await asyncio.to_thread(num_lost_nodes))
+            await asyncio.sleep(_NODES_SECONDS)
 
     async def models(self) -> ModelList:
         """Lists the served models, the default model first. Each model's adapters follow it."""

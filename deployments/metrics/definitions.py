@@ -111,6 +111,7 @@ class EndpointState:
         unit = "of the resource"
         self.admission_used = Gauge(unit, "admission_used", "Budget in use by this replica's requests", "resource")
         self.admission_limit = Gauge(unit, "admission_limit", "Budget of all replicas together", "resource")
+        self.lost_nodes = Gauge("nodes", "lost_nodes", "Nodes that ended without a drain or a signal to stop")
         self.stage_ready = Gauge("1 or 0", "stage_ready", "1 if the stage is ready", "model", "stage")
         self.stage_heartbeat_age = Gauge(
             "s", "stage_heartbeat_age_seconds", "Time since the stage's last heartbeat", "model", "stage"

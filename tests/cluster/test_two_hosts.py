@@ -96,6 +96,9 @@ class Cluster:
                 found.setdefault(sample.name, []).append(sample)
         return found
 
+    def num_lost_nodes(self) -> float:
+        return max(one.value for one in self.metrics(self.doors[0]).get("raylens_lost_nodes", []))
+
     def spans(self, trace_id: str) -> list[Received]:
         """What the collector has got of a trace."""
         *lines, _ = (self.control.home / "spans").read_text().split("\n")  # the last one may be half written
@@ -326,6 +329,7 @@ def test_a_head_that_is_off_for_a_while_loses_no_request(cluster: Cluster) -> No
     cluster.deploy(serve_file(WITHOUT_HEAD), "--host", "0.0.0.0")
     until(cluster.is_ready, 60, cluster.logs)
     control, head = cluster.control, cluster.head
+    num_lost = cluster.num_lost_nodes()
     command = f"cd raylens; python -m tests.cluster.load {cluster.doors[1]} 40 checkpoints/pictures"
     with subprocess.Popen(control.inside(command), stdout=subprocess.PIPE, text=True) as load:
         time.sleep(5)
@@ -340,6 +344,7 @@ def test_a_head_that_is_off_for_a_while_loses_no_request(cluster: Cluster) -> No
     assert result["lost"] == []
     assert result["num_right"] >= 200
     until(cluster.is_ready, 100, cluster.logs)
+    until(lambda: cluster.num_lost_nodes() == num_lost + 1, 30, cluster.logs)  # the head as it was before
     assert cluster.ask(cluster.doors[0], PICTURES / "one.png", "How many shapes are there?")["choices"]
 
 
@@ -350,6 +355,7 @@ def test_who_asks_while_generate_s_node_is_lost_is_told_so_within_seconds(cluste
     cluster.deploy(serve_file(GENERATE_ON_WORKER), "--host", "0.0.0.0")
     until(cluster.is_ready, 60, cluster.logs)
     control, worker = cluster.control, cluster.worker
+    num_lost = cluster.num_lost_nodes()
     if lost == "raylet":
         worker.run("kill -9 $(ps -eo pid,comm | awk '$2 == \"raylet\" {print $1}')")
     else:
@@ -367,6 +373,7 @@ def test_who_asks_while_generate_s_node_is_lost_is_told_so_within_seconds(cluste
     assert {status for status, _ in refusals} == {503}
     assert max(seconds for _, seconds in refusals) < 20
     assert statistics.median(seconds for _, seconds in refusals) < 3
+    assert cluster.num_lost_nodes() == num_lost + 1
     if lost == "host":
         power_on(control, worker)
     for start in cluster_file(cluster.head, worker)["worker_start_ray_commands"]:
@@ -420,6 +427,7 @@ def test_a_node_that_is_drained_moves_its_replicas_and_loses_no_request(cluster:
     (container,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"]["containers"]
     *_, hook = container["lifecycle"]["preStop"]["exec"]["command"]
     (cluster.worker.home / "hook.sh").write_text(hook)
+    num_lost = cluster.num_lost_nodes()
     command = f"cd raylens; python -m tests.cluster.load {cluster.doors[0]} 60 checkpoints/pictures"
     with subprocess.Popen(cluster.control.inside(command), stdout=subprocess.PIPE, text=True) as load:
         time.sleep(5)
@@ -429,6 +437,7 @@ def test_a_node_that_is_drained_moves_its_replicas_and_loses_no_request(cluster:
     result = json.loads(output.splitlines()[-1])
     print(result["num_right"], "right answers")
     assert result["lost"] == []
+    assert cluster.num_lost_nodes() == num_lost
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from tests.dashboards.prometheus_server import (
     cluster_config,
     forget,
     prometheus,
+    wait_for_alert,
 )
 from tests.waiting import wait_until
 
@@ -85,9 +86,7 @@ class Monitored:
         return number.value / rate.value
 
     def wait_for_alert(self, name: str, **labels: str) -> None:
-        chosen = ",".join(f'{label}="{value}"' for label, value in labels.items())
-        expression = f'ALERTS{{alertname="{name}",alertstate="firing",{chosen}}}'
-        wait_until(lambda: bool(self.impatient.at(expression)), 30)
+        wait_for_alert(self.impatient, name, 30, **labels)
 
 
 @contextmanager

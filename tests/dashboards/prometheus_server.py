@@ -1,4 +1,5 @@
-"""Debian's Prometheus on loopback, with the project's own configuration. Only ports and intervals differ."""
+"""Debian's Prometheus and blackbox exporter on loopback, with the project's own configuration. Only ports and intervals
+differ."""
 
 import json
 import re
@@ -7,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -52,15 +54,22 @@ def api_config(folder: Path, *, port: int, key: str) -> str:
     return _replaced((_DASHBOARDS / "prometheus-api.yml").read_text(), changed)
 
 
+def probe_config(*, port: int, prober: str) -> str:
+    """The API is at this port, and the blackbox exporter at the address `prober`."""
+    jobs, probe = (_DASHBOARDS / "prometheus-api.yml").read_text().split("  # - job_name: raylens-probe")
+    used = "  - job_name: raylens-probe" + probe.replace("\n  # ", "\n  ")
+    return _replaced(jobs + used, {":8000": f":{port}", "127.0.0.1:9115": prober})
+
+
 @contextmanager
-def prometheus(folder: Path, config: str, *, alerts_wait: bool = True) -> Iterator[PrometheusApi]:
+def prometheus(
+    folder: Path, config: str, *, alerts_wait: bool = True, own_intervals: bool = False
+) -> Iterator[PrometheusApi]:
     """Runs it with its data in `folder`. `alerts_wait`: whether alerts fire only after the time that they have to last,
     and whether gauges are looked at over minutes. Otherwise they fire at once, and gauges are looked at over seconds.
+    `own_intervals`: whether it scrapes and evaluates at the intervals of `config`, and not at shorter ones.
 
     Raises RuntimeError where it is not installed."""
-    program = shutil.which("prometheus")
-    if program is None:
-        raise RuntimeError("Prometheus is not installed; as root, `make prometheus` does it")
     shutil.copytree(_DASHBOARDS / "rules", folder / "rules")
     if not alerts_wait:
         alerts = folder / "rules" / "alerts.yml"
@@ -68,26 +77,46 @@ def prometheus(folder: Path, config: str, *, alerts_wait: bool = True) -> Iterat
         in_seconds, number = _STATE_OF_MINUTES.subn(r"\1s]", at_once)
         assert number == 3
         alerts.write_text(in_seconds)
-    # An answer may take as long as the interval: on a busy machine Ray's agent needs more than a second for one.
-    soon = config.replace("scrape_interval: 5s", f"scrape_interval: {SCRAPE_SECONDS}s")
-    (folder / "prometheus.yml").write_text(re.sub(r"evaluation_interval: \d+s", "evaluation_interval: 1s", soon))
-    url = f"http://127.0.0.1:{free_port()}"
-    command = [
-        program,
-        f"--config.file={folder / 'prometheus.yml'}",
-        f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address={url.removeprefix('http://')}",
-        "--log.level=warn",
-        "--web.enable-admin-api",
-    ]
-    with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
+    if not own_intervals:
+        # An answer may take as long as the interval: on a busy machine Ray's agent needs more than a second for one.
+        config = config.replace("scrape_interval: 5s", f"scrape_interval: {SCRAPE_SECONDS}s")
+        config = re.sub(r"evaluation_interval: \d+s", "evaluation_interval: 1s", config)
+    data = f"--storage.tsdb.path={folder / 'data'}"
+    with _listening("prometheus", folder / "prometheus.yml", config, data, "--web.enable-admin-api") as address:
+        yield PrometheusApi(f"http://{address}")
+
+
+@contextmanager
+def blackbox_exporter(folder: Path) -> Iterator[str]:
+    """Runs it with the module that its own configuration has for HTTP, too; yields its address."""
+    modules: dict[str, Any] = {"modules": {"http_2xx": {"prober": "http"}}}
+    with _listening("prometheus-blackbox-exporter", folder / "blackbox.yml", json.dumps(modules)) as address:
+        yield address
+
+
+@contextmanager
+def _listening(program: str, file: Path, config: str, *options: str) -> Iterator[str]:
+    """Runs a program with its configuration in `file`; yields its address when it is ready."""
+    if shutil.which(program) is None:
+        raise RuntimeError(f"{program} is not installed; as root, `make prometheus` does it")
+    file.write_text(config)
+    address = f"127.0.0.1:{free_port()}"
+    command = [program, f"--config.file={file}", f"--web.listen-address={address}", "--log.level=warn", *options]
+    log_file = file.with_suffix(".log")
+    with log_file.open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
-            wait_until(lambda: _is_ready(url) or server.poll() is not None)
-            if server.poll() is not None:
-                raise RuntimeError((folder / "log").read_text())
-            yield PrometheusApi(url)
+            wait_until(lambda: _is_ready(address) or process.poll() is not None)
+            if process.poll() is not None:
+                raise RuntimeError(log_file.read_text())
+            yield address
         finally:
-            server.terminate()
+            process.terminate()
+
+
+def wait_for_alert(api: PrometheusApi, name: str, seconds: float, **labels: str) -> None:
+    """Waits until the alert fires with these labels."""
+    chosen = ",".join(f'{label}="{value}"' for label, value in labels.items())
+    wait_until(lambda: bool(api.at(f'ALERTS{{alertname="{name}",alertstate="firing",{chosen}}}')), seconds)
 
 
 def forget(api: PrometheusApi) -> None:
@@ -112,8 +141,9 @@ def _replaced(text: str, changed: dict[str, str]) -> str:
     return text
 
 
-def _is_ready(url: str) -> bool:
+def _is_ready(address: str) -> bool:
     try:
-        return httpx.get(f"{url}/-/ready", trust_env=False).status_code == 200
+        # The blackbox exporter answers any path that it does not know with its home page.
+        return httpx.get(f"http://{address}/-/ready", trust_env=False).status_code == 200
     except httpx.TransportError:
         return False
