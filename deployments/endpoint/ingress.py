@@ -204,7 +204,8 @@ class Ingress(Replica):
 
     async def _watch_nodes(self) -> None:
         while True:
-            self._metrics.state.lost_nodes.set(await asyncio.to_thread(num_lost_nodes))
+            with suppress(Exception):  # the head may be away, and comes back
+                self._metrics.state.lost_nodes.set(await asyncio.to_thread(num_lost_nodes))
             await asyncio.sleep(_NODES_SECONDS)
 
     async def models(self) -> ModelList:

@@ -60,7 +60,8 @@ def rewrite(
     config: str, *, max_open_files: int, host: str | None, pages: Mapping[int, Path], waiting_page: Path
 ) -> str:
     """Returns the safe configuration. `max_open_files` bounds connections. `host`: the listen address instead of Ray's.
-    `pages`: each status's error page. `waiting_page`: what a browser gets while no ingress is there. Raises UnknownConfigurationError if a line that must change is missing."""
+    `pages`: each status's error page. `waiting_page`: what a browser gets while no ingress is there. Raises
+    UnknownConfigurationError if a line that must change is missing."""
     connections = _CONNECTIONS.search(config)
     limits = ConnectionLimits.within(int(connections[1]) if connections else 0, max_open_files)
     waiting = f'http-request return status 503 content-type "text/html; charset=utf-8" file {waiting_page}'
