@@ -1,6 +1,7 @@
-"""Makes docs/page-*.png, real conversations on the web page, and docs/operator-*.png, the operator's page under a real
-load: light, dark and on a phone; see `make screenshots`."""
+"""Makes docs/page-*.png, real conversations on the web page, docs/screenshots/, each state of the page, and
+docs/operator-*.png, the operator's page under a real load: light, dark and on a phone; see `make screenshots`."""
 
+import io
 import random
 import time
 from contextlib import ExitStack
@@ -10,7 +11,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from openai import OpenAI
-from playwright.sync_api import Browser, Page, expect
+from PIL import Image
+from playwright.sync_api import Browser, FilePayload, Page, expect
 
 from raylens.checkpoints import BUNDLED_MODEL, PICTURES
 from raylens.deployments.config import AppConfig
@@ -19,7 +21,8 @@ from raylens.deployments.free_port import free_port
 from raylens.deployments.launch.local_cluster import running_app
 from tests.background import Background
 from tests.chromium import chromium
-from tests.page_driver import ask, open_page, pick
+from tests.deployments.endpoint.test_page_markdown import RICH
+from tests.page_driver import answer_with, ask, bring_in, open_list, open_page, openai_error, pick, send, turn
 from tests.pictures import disc, encoded, user_message
 
 ROOT = Path(__file__).parent.parent
@@ -71,10 +74,90 @@ def talk(page: Page, questions: tuple[str, ...]) -> None:
     page.locator("#question").focus()
 
 
+# Each state of the page, with answers that are made up
+
+
+def markdown(page: Page) -> None:
+    answer_with(page, RICH)
+    send(page, "What does it say?")
+    expect(page.locator(".maths .katex").last).to_be_visible()
+    page.locator("#scroll").evaluate("(node) => node.scrollTo(0, 330)")
+
+
+def broken_off(page: Page) -> None:
+    answer_with(page, "The invoice has **three** items, and the total is", reason=None)
+    send(page, "What is the total?")
+    expect(page.get_by_role("button", name="Continue")).to_be_visible()
+
+
+def several_answers(page: Page) -> None:
+    bring_in(page, turn("What is the total?", "It is 48 €."))
+    answer_with(page, "The total is 48.60 €, taxes included.")
+    page.get_by_role("button", name="Regenerate").click()
+    expect(page.locator(".versions")).to_contain_text("2 of 2")
+
+
+def as_code(page: Page) -> None:
+    pick(page, PICTURES / "one.png")
+    ask(page, DESCRIBE)
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_role("button", name="Show as code").click()
+    page.get_by_role("button", name="Python").click()
+
+
+def sign_in(page: Page) -> None:
+    page.route("**/v1/models", lambda route: route.fulfill(**openai_error(401, "no API key was sent")))
+    page.reload()
+    expect(page.get_by_role("dialog", name="Sign in")).to_be_visible()
+
+
+def settings(page: Page) -> None:
+    page.get_by_role("button", name="Settings").click()
+
+
+def conversations(page: Page) -> None:
+    for question in ("What is on the receipt?", "Which bird is this?", "Describe the chart."):
+        bring_in(page, turn(question))
+    open_list(page)
+
+
+def too_large(page: Page) -> None:
+    file = FilePayload(name="scan.png", mimeType="image/png", buffer=b"\x89PNG\r\n\x1a\n" + bytes(21 * 2**20))
+    page.locator("#media-files").set_input_files(file)
+    expect(page.locator(".notice")).to_be_visible()
+
+
+STATES = (markdown, broken_off, several_answers, as_code, sign_in, settings, conversations, too_large)
+SCREENS: dict[str, dict[str, Any]] = {
+    "light": {"viewport": {"width": 1360, "height": 800}},
+    "dark": {"viewport": {"width": 1360, "height": 800}, "color_scheme": "dark"},
+    "phone": {
+        "viewport": {"width": 360, "height": 740},
+        "device_scale_factor": 2,
+        "is_mobile": True,
+        "has_touch": True,
+    },
+}
+
+
+def shoot_states(browser: Browser, url: str, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for state in STATES:
+        for screen, options in SCREENS.items():
+            context = browser.new_context(**options)
+            page = open_page(context, url)
+            state(page)
+            page.wait_for_timeout(300)
+            taken = Image.open(io.BytesIO(page.screenshot()))
+            taken.convert("RGB").quantize(64).save(folder / f"{state.__name__}-{screen}.png", optimize=True)
+            context.close()
+
+
 def shoot_all(url: str, folder: Path) -> None:
     with chromium() as browser:
         for shot in SHOTS:
             shoot(browser, url, shot, folder)
+        shoot_states(browser, url, folder / "screenshots")
 
 
 # The operator's page

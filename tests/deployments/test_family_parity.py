@@ -185,11 +185,12 @@ def test_the_page_asks_about_videos_where_the_model_takes_them(
     page = open_page(context, served.url, "small")
     page.set_input_files("#media-files", file)
     if served.model_type != "qwen3_vl_moe":
-        expect(page.get_by_role("alert")).to_contain_text("it is a video, and the model here takes only pictures")
-        expect(page.get_by_role("button", name="Add pictures", exact=True)).to_be_visible()
+        complaint = "it is a video, and the model here takes only pictures and PDFs"
+        expect(page.get_by_role("alert")).to_contain_text(complaint)
+        expect(page.get_by_role("button", name="Add pictures and PDFs")).to_be_visible()
     else:
         expect(page.locator("#attached video")).to_have_count(1)
-        expect(page.get_by_role("button", name="Add pictures and videos")).to_be_visible()
+        expect(page.get_by_role("button", name="Add pictures, PDFs and videos")).to_be_visible()
         make_endless(page, NUM_TOKENS)
         ask(page, "What happens?")
         expect(page.locator("article.user video")).to_have_count(1)

@@ -184,7 +184,7 @@ def test_a_question_is_not_sent_without_one_of_its_pictures(page: Page, red: Pat
     assert ask(page, QUESTION) == "red"
 
 
-@pytest.mark.parametrize("file_format", ["JPEG", "WEBP", "GIF"])
+@pytest.mark.parametrize("file_format", ["JPEG", "WEBP", "GIF", "BMP"])
 def test_every_kind_of_picture_keeps_its_type(page: Page, tmp_path: Path, file_format: str) -> None:
     file = tmp_path / "picture"
     file.write_bytes(encoded(disc("blue", (96, 96), (36, 36)), file_format))
@@ -474,7 +474,7 @@ def test_what_came_before_a_stream_broke_stays(page: Page, end: str, note: str) 
     stream = {"content_type": "text/event-stream", "body": piece + end}
     page.route(CHAT, lambda route: route.fulfill(**stream), times=1)
     send(page, "Who are you?")
-    expect(page.locator("article.assistant .note")).to_contain_text(note)
+    expect(page.locator("article.assistant .problem")).to_contain_text(note)
     assert history(page)["messages"][1]["content"] == "half an"
 
 

@@ -166,13 +166,13 @@ def test_each_conversation_has_its_model_and_each_model_its_settings(
     page.get_by_role("button", name="New conversation").click()
     expect(chosen).to_have_value("invoices")
     chosen.select_option("small")
-    expect(page.get_by_role("button", name="Add pictures", exact=True)).to_be_visible()
+    expect(page.get_by_role("button", name="Add pictures and PDFs")).to_be_visible()
     reload(page)
     expect(chosen).to_have_value("small")
     open_list(page).locator(".open", has_text="Hello").click()
     expect(chosen).to_have_value("invoices")
     expect(page.locator("#temperature")).to_have_value("0.9")
-    expect(page.get_by_role("button", name="Add pictures and videos")).to_be_visible()
+    expect(page.get_by_role("button", name="Add pictures, PDFs and videos")).to_be_visible()
 
 
 # The conversation as a program

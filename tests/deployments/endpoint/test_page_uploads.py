@@ -9,8 +9,21 @@ import pytest
 from PIL import Image
 from playwright.sync_api import BrowserContext, Page, Route, expect
 
+from raylens.preprocess.data_url import data_url
 from tests.counting_proxy import counting_proxy
-from tests.page_driver import QUESTION, ask, open_page, pick, picture_url, reload, sent_bodies
+from tests.page_driver import (
+    QUESTION,
+    ask,
+    bring_in,
+    history,
+    open_page,
+    pick,
+    picture_url,
+    reload,
+    sent_bodies,
+    turn,
+)
+from tests.pictures import disc
 
 pytest_plugins = ("tests.page_fixtures",)
 
@@ -69,6 +82,27 @@ def test_requests_name_what_was_uploaded(page: Page, app_url: str, red: Path, bl
     asked = [urls_of(body) for body in bodies if body]
     assert [sorted(urls) for urls in asked] == [sorted(uploaded)] * 2
     assert asked[0] == asked[1]
+
+
+@pytest.mark.parametrize("keeps_files", [True, False])
+def test_the_pages_of_a_pdf_are_asked_about(page: Page, tmp_path: Path, *, keeps_files: bool) -> None:
+    file = tmp_path / "discs.pdf"
+    disc("red", (96, 96), (36, 36)).save(file, "PDF")
+    if not keeps_files:
+        page.route("**/v1/files", lambda route: route.abort())
+    pick(page, file)
+    expect(page.get_by_role("button", name="Open PDF 1")).to_be_visible()
+    bodies = sent_bodies(page, as_sent=True)
+    assert ask(page, QUESTION) == "red"
+    (part, _) = bodies[0]["messages"][0]["content"]
+    assert part["type"] == "file"
+    assert part["file"].keys() == {"file_id" if keeps_files else "file_data"}
+    content = history(page)["messages"][0]["content"]
+    source = data_url(file.read_bytes(), "application/pdf")
+    assert content == f'<embed src="{source}">\n{QUESTION}'
+    bring_in(page, turn(content))
+    with page.expect_popup():
+        page.locator("article.user").get_by_role("button", name="Open PDF 1").click()
 
 
 def test_a_picture_that_is_removed_is_deleted_from_the_server(page: Page, app_url: str, red: Path) -> None:

@@ -134,10 +134,10 @@ def test_every_kind_of_video_gets_its_type(video_page: Page, tmp_path: Path, con
 def test_a_model_for_pictures_gets_no_video(page: Page, clip: Path, red: Path) -> None:
     drop(page, clip, red)
     expect(page.get_by_role("alert")).to_contain_text(
-        "“clip.webm” cannot be added: it is a video, and the model here takes only pictures."
+        "“clip.webm” cannot be added: it is a video, and the model here takes only pictures and PDFs."
     )
     expect(page.locator("#attached li")).to_have_count(1)
-    expect(page.get_by_role("button", name="Add pictures", exact=True)).to_be_visible()
+    expect(page.get_by_role("button", name="Add pictures and PDFs")).to_be_visible()
     assert "video" not in (page.get_attribute("#media-files", "accept") or "")
 
 
@@ -147,7 +147,7 @@ def test_a_server_that_names_no_modalities_takes_pictures(
     context.route("**/v1/models", lambda route: route.fulfill(**model_card()))
     page = open_page(context, app_url)
     drop(page, clip)
-    expect(page.get_by_role("alert")).to_contain_text("the model here takes only pictures")
+    expect(page.get_by_role("alert")).to_contain_text("the model here takes only pictures and PDFs")
 
 
 def test_a_server_that_is_starting_is_asked_again(
@@ -156,20 +156,20 @@ def test_a_server_that_is_starting_is_asked_again(
     cards = [model_card(modalities=["image", "video"]), model_card(modalities=None)]
     context.route("**/v1/models", lambda route: route.fulfill(**(cards.pop() if len(cards) > 1 else cards[0])))
     page = open_page(context, app_url)
-    expect(page.get_by_role("button", name="Add pictures", exact=True)).to_be_visible()
+    expect(page.get_by_role("button", name="Add pictures and PDFs")).to_be_visible()
     drop(page, clip)
     expect(page.locator("#attached video")).to_have_count(1)
-    expect(page.get_by_role("button", name="Add pictures and videos")).to_be_visible()
+    expect(page.get_by_role("button", name="Add pictures, PDFs and videos")).to_be_visible()
 
 
 def test_what_can_be_added_is_named(video_page: Page, tmp_path: Path) -> None:
     page = video_page
-    expect(page.get_by_role("button", name="Add pictures and videos")).to_be_visible()
+    expect(page.get_by_role("button", name="Add pictures, PDFs and videos")).to_be_visible()
     assert "video/mp4" in (page.get_attribute("#media-files", "accept") or "")
-    expect(page.locator("#welcome")).to_contain_text("Drop pictures and videos anywhere")
+    expect(page.locator("#welcome")).to_contain_text("Drop pictures, PDFs and videos anywhere")
     heic = tmp_path / "picture.heic"
     heic.write_bytes(b"\0\0\0\x18ftypheic" + bytes(12))
     drop(page, heic)
     expect(page.get_by_role("alert")).to_contain_text(
-        "it is not a PNG, JPEG, WebP or GIF picture, nor an MP4, MOV or WebM video"
+        "it is not a PNG, JPEG, WebP, GIF or BMP picture, nor a PDF, nor an MP4, MOV or WebM video"
     )

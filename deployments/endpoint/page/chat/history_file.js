@@ -42,7 +42,7 @@ function messagesOf(text) {
   });
 }
 
-// In a file, media are <img src="data:image/png;base64,..."> and <video src="data:...">.
+// In a file, media are <img src="data:image/png;base64,...">, <video src="data:..."></video> and <embed src="data:...">.
 
 /** The text with its media themselves in place of their ids. */
 async function withDataUrls(content) {
@@ -51,9 +51,10 @@ async function withDataUrls(content) {
   return ids.reduce((text, id, i) => text.replace(`"medium:${id}"`, () => `"${urls[i]}"`), content);
 }
 
-const MEDIA_START = /<(img|video) src="/g;
+const MEDIA_START = /<(img|video|embed) src="/g;
 const MEDIA_HEAD = {
-  img: /^data:image\/(?:png|jpeg|webp|gif);base64,/,
+  img: /^data:image\/(?:png|jpeg|webp|gif|bmp);base64,/,
+  embed: /^data:application\/pdf;base64,/,
   video: /^data:video\/(?:mp4|quicktime|webm);base64,/,
 };
 
@@ -72,7 +73,7 @@ export function withoutDataUrls(content) {
     const end = content.indexOf('"', begin);
     if (end < 0) break;
     const url = content.slice(begin, end);
-    if (!content.startsWith(tag === "img" ? '">' : '"></video>', end) || !isDataUrl(tag, url)) continue;
+    if (!content.startsWith(tag === "video" ? '"></video>' : '">', end) || !isDataUrl(tag, url)) continue;
     const id = addDataUrl(url);
     keepMedium(id);
     text += `${content.slice(done, begin)}medium:${id}`;

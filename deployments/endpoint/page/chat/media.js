@@ -12,6 +12,7 @@ export function addMedium(type, file, id = newId()) {
 
 export const isMedium = (id) => media.has(id);
 export const isVideo = (id) => media.get(id).type.startsWith("video/");
+export const isDocument = (id) => media.get(id).type === "application/pdf";
 export const fileOf = (id) => media.get(id).file;
 export const typeOf = (id) => media.get(id).type;
 export const urlOf = (id) => media.get(id).url;

@@ -1,9 +1,9 @@
 // How the page shows pictures and videos.
 
 import { $, element, icon, makeButton, openDialog } from "../shared/elements.js";
-import { isVideo, urlOf } from "./media.js";
+import { isDocument, isVideo, urlOf } from "./media.js";
 
-export const nameOf = (id, i) => `${isVideo(id) ? "video" : "picture"} ${i + 1}`;
+export const nameOf = (id, i) => `${isDocument(id) ? "PDF" : isVideo(id) ? "video" : "picture"} ${i + 1}`;
 
 /** A picture, or a video with these properties. */
 function drawMedium(id, i, ofVideo) {
@@ -12,8 +12,9 @@ function drawMedium(id, i, ofVideo) {
     : element("img", { src, alt: `Picture ${i + 1}` });
 }
 
-/** A small view of a picture or a video; a click opens the large one. */
+/** A small view of a picture or a video; a click opens the large one, or a PDF in a tab of its own. */
 export function mediumButton(id, i) {
+  if (isDocument(id)) return documentButton(id, i);
   const ariaLabel = `${isVideo(id) ? "Play" : "Enlarge"} ${nameOf(id, i)}`;
   const enlarge = ({ currentTarget }) => {
     $("viewed").replaceChildren(drawMedium(id, i, { controls: true, autoplay: true, loop: true }));
@@ -23,6 +24,13 @@ export function mediumButton(id, i) {
   small.draggable = false;
   const button = makeButton("medium", enlarge, { ariaLabel }, small,
     isVideo(id) ? element("span.play", icon("play")) : null);
+  button.dataset.medium = id;
+  return button;
+}
+
+function documentButton(id, i) {
+  const button = makeButton("medium document", () => open(urlOf(id), "_blank", "noopener"),
+    { ariaLabel: `Open ${nameOf(id, i)}` }, icon("document"), element("span", "PDF"));
   button.dataset.medium = id;
   return button;
 }

@@ -1,12 +1,13 @@
-// Messages: texts that hold media as <img src="medium:ID"> and <video src="medium:ID"></video>.
+// Messages: texts that hold media as <img src="medium:ID">, <video src="medium:ID"></video> and <embed src="medium:ID">.
 
-import { isMedium, isVideo } from "./media.js";
+import { isDocument, isMedium, isVideo } from "./media.js";
 
 const shortened = (text, length) => text.length > length ? `${text.slice(0, length - 1)}…` : text;
 
 const MOST_SEARCHED = 20_000; // characters of a conversation
-const TAG = /<(?:img|video) src="medium:([a-z0-9]+)">(?:<\/video>)?/g;
-const tagged = (id) => isVideo(id) ? `<video src="medium:${id}"></video>` : `<img src="medium:${id}">`;
+const TAG = /<(?:img|video|embed) src="medium:([a-z0-9]+)">(?:<\/video>)?/g;
+const tagged = (id) => isVideo(id) ? `<video src="medium:${id}"></video>`
+  : `<${isDocument(id) ? "embed" : "img"} src="medium:${id}">`;
 
 /** [{text}, {medium}, ...]; the line break between a text and a medium belongs to neither. */
 export function partsOf(content) {
@@ -37,6 +38,7 @@ export function wireMessage({ role, content }, urls) {
   const parts = role === "user" ? partsOf(content) : [];
   const wirePart = ({ medium, text }) => {
     if (!medium) return { type: "text", text };
+    if (isDocument(medium)) return { type: "file", file: fileOf(urls.get(medium)) };
     const type = isVideo(medium) ? "video_url" : "image_url";
     return { type, [type]: { url: urls.get(medium) } };
   };
@@ -47,9 +49,12 @@ export function wireMessage({ role, content }, urls) {
 export const searchTextOf = (messages) =>
   messages.map(({ content }) => content.replaceAll(TAG, "")).join("\n").slice(0, MOST_SEARCHED);
 
+const fileOf = (url) => url.startsWith("upload:") ? { file_id: url.slice("upload:".length) } : { file_data: url };
+
 export function titleOf(messages) {
   const first = messages.find(({ role }) => role === "user");
   if (!first) return "New conversation";
   const [line] = textOf(first.content).trim().split("\n", 1);
-  return shortened(line, 60) || (mediaOf(first.content).every(isVideo) ? "Video" : "Pictures");
+  return shortened(line, 60) || (mediaOf(first.content).every(isVideo) ? "Video"
+    : mediaOf(first.content).every(isDocument) ? "PDF" : "Pictures");
 }
