@@ -12,11 +12,14 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from raylens.checkpoints import PICTURES
+from raylens.deployments.endpoint import page_route
 from raylens.preprocess.data_url import data_url
+from tests.deployments.endpoint.test_page_markdown import RICH
 from tests.page_driver import (
     CHAT,
     PHONE,
     QUESTION,
+    answer_with,
     ask,
     bring_in,
     content_of,
@@ -82,6 +85,35 @@ def test_its_files_come_with_their_types_and_small(app_url: str) -> None:
         assert num_bytes < 0.6 * len(whole.content) or kind == "font/woff2"
     for name in ("chat/index.html", "nothing.js", "", "../page_route.py", "vendor/LICENSES"):
         assert httpx.get(f"{app_url}/page/{name}").status_code == 404
+
+
+MOST_BYTES, MOST_WITH_ALL = 150_000, 400_000
+
+
+def test_the_page_is_small(context: BrowserContext, app_url: str) -> None:
+    """Examples included. KaTeX, its fonts and highlight.js come with the first formula and the first code."""
+    page = context.new_page()
+    devtools = context.new_cdp_session(page)
+    devtools.send("Network.enable")
+    sizes: list[float] = []
+    devtools.on("Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"]))
+    page.goto(app_url)
+    expect(page.locator(".example")).to_have_count(4)
+    assert 50_000 < sum(sizes) < MOST_BYTES
+    answer_with(page, RICH)
+    send(page, "What does it say?")
+    expect(page.locator(".maths .katex").last).to_be_visible()
+    expect(page.locator(".hljs-keyword").first).to_be_visible()
+    assert MOST_BYTES < sum(sizes) < MOST_WITH_ALL
+
+
+def test_every_module_of_the_page_is_asked_for_at_once() -> None:
+    """Else a module is found only when the browser has read the one before it."""
+    folder = page_route.PAGE
+    named = set(re.findall(r'href="page/(\S+\.js)"', page_route.CHAT_PAGE.read_text()))
+    modules = {f"chat/{file.name}" for file in (folder / "chat").glob("*.js")} - {"chat/main.js"}
+    assert modules <= named
+    assert all((folder / name).is_file() for name in named)
 
 
 def test_no_other_route_gives_a_script(app_url: str) -> None:

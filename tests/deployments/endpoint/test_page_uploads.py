@@ -144,5 +144,5 @@ def test_a_file_over_the_limit_is_refused_when_it_is_added(page: Page, tmp_path:
     file = tmp_path / "large.png"
     file.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(21 * 2**20))
     pick(page, file)
-    expect(page.get_by_role("alert")).to_contain_text("“large.png” cannot be added: file: the media item has 22020104")
+    expect(page.get_by_role("alert")).to_contain_text("“large.png” cannot be added: the media item has 22020104")
     expect(page.locator("#attached li")).to_have_count(0)

@@ -43,7 +43,7 @@ ${json}
 JSON`;
 }
 
-const READS = `import base64
+const READS = `
 
 def data_url(kind, name):
     with open(name, "rb") as file:
@@ -57,10 +57,11 @@ function python(body) {
   if (Object.keys(others).length) fields.push(["extra_body", others]);
   const told = fields.map(([name, value]) => `    ${name}=${literal(value)},`).join("\n")
     .replace(QUOTED_MARK, 'data_url("$1", "$2")');
-  return `${told.includes("data_url(") ? READS : ""}import os
+  const reads = told.includes("data_url(");
+  return `${reads ? "import base64\n" : ""}import os
 
 from openai import OpenAI
-
+${reads ? READS : ""}
 client = OpenAI(base_url="${location.origin}/v1", api_key=os.environ.get("RAYLENS_API_KEY", "none"))
 answer = client.chat.completions.create(
 ${told}

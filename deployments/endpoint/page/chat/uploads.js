@@ -43,7 +43,9 @@ function send(id, onProgress) {
     request.onload = () => {
       const { status, response } = request;
       const name = status < 300 && response?.id ? `upload:${response.id}` : null;
-      if ([400, 413].includes(status) && response?.error?.param === "file") reject(new Error(response.error.message));
+      if ([400, 413].includes(status) && response?.error?.param === "file") {
+        reject(new Error(response.error.message.replace(/^file: /, "")));
+      }
       if (name) keep((store) => { store("kept").put(name, `name ${id}`); });
       resolve(name);
     };
