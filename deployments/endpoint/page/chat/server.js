@@ -70,7 +70,8 @@ export function requestBody(conversation, urls) {
 export async function post(conversation, signal, begun = "", isAgain = false) {
   if (!state.models) await loadModels();
   const media = toldMessages(conversation).flatMap(({ role, content }) => role === "user" ? mediaOf(content) : []);
-  const urls = new Map(await Promise.all(media.map(async (id) => [id, await upload(id)])));
+  const urls = new Map(await Promise.all(media.map(async (id) => [id, await upload(id)]))
+    .catch((error) => { throw new Problem("The server refused a file", error.message); }));
   const body = { ...requestBody(conversation, urls), stream: true, stage_timings: true,
     stream_options: { include_usage: true } };
   if (begun) {

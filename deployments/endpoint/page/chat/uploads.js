@@ -26,7 +26,7 @@ export const forget = (ids) => ids.forEach((id) => names.delete(id));
 
 /** Deletes what the server has of a medium. */
 export async function discard(id) {
-  const name = await names.get(id)?.catch?.(() => null) ?? names.get(id);
+  const name = await Promise.resolve(names.get(id)).catch(() => null);
   names.delete(id);
   if (name) fetch(`/v1/files/${name.slice("upload:".length)}`, { method: "DELETE", keepalive: true }).catch(() => {});
 }
