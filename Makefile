@@ -102,6 +102,7 @@ check: .venv/installed docs ## ruff, mypy strict, clang-format, layering, genera
 	$(BIN)/clang-format --dry-run --Werror $(CSRC)
 	$(BIN)/python -m pytest -q tests/test_layering.py
 	$(BIN)/python -m dashboards.generate --check
+	$(BIN)/python -m tests.docs.configuration --check
 
 # With -q mkdocs counts no warnings, so that --strict refuses nothing.
 docs: .venv/installed ## the site of docs/ in build/docs; REPOSITORY_URL=https://... makes its links to files of the repository

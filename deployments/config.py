@@ -65,8 +65,10 @@ class AdmissionConfig(Settings):
     """Limits of concurrent requests. Each running ingress replica admits an equal share of both budgets. Excess
     requests wait for room; after `max_queue_seconds` they are refused with 429 and Retry-After."""
 
-    total: Budget = Budget(requests=256, bytes=2**30, pixels=2**31, tokens=2**22)
-    per_key: Budget = Budget(requests=64, bytes=2**28, pixels=2**29, tokens=2**20)
+    total: Budget = Field(Budget(requests=256, bytes=2**30, pixels=2**31, tokens=2**22), description="of all requests")
+    per_key: Budget = Field(
+        Budget(requests=64, bytes=2**28, pixels=2**29, tokens=2**20), description="of the requests of one API key"
+    )
     max_queued_requests: int = Field(256, ge=0, description="requests that wait for room")
     max_queued_requests_per_key: int = Field(64, ge=0, description="of these with one API key")
     max_queue_seconds: float = Field(30.0, gt=0, description="longest wait for room, in seconds")
