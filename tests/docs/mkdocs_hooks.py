@@ -13,6 +13,8 @@ _PAGE = re.compile(r"\]\(([\w-]+\.md)\)")
 _DECISIONS = re.compile(r"^### (.+)\n\n((?:- .+\n)+)", re.MULTILINE)
 _DECISION = re.compile(r"^- \[.+\]\((.+)\):", re.MULTILINE)
 _LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)]+)\)")
+_BOOSTS = {"decisions": 0.001, "troubleshooting.md": 50}
+"""In the search. Decisions have sentences as titles, which would be found first. Messages are in long tables."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -25,6 +27,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
     repository = config.extra["repository"]
+    page.meta["search"] = {"boost": _BOOSTS.get(page.file.src_uri.split("/")[0], 1)}
     folder = join("docs", page.file.src_uri, "..")
 
     def link(match: re.Match[str]) -> str:
