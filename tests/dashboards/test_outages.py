@@ -121,6 +121,7 @@ def test_a_page_when_the_endpoint_is_unreachable(watched: Watched) -> None:
     wait_until(watched.is_ready)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_page_when_no_ingress_is_left(watched: Watched) -> None:
     with stopped(watched.pid_of("ServeController")):  # which would start another one

@@ -229,6 +229,10 @@ def test_the_list_stays_beside_a_wide_page(context: BrowserContext, app_url: str
     page.fill("#search", "")
     reload(page)
     expect(rows).to_have_count(2)
+    panel.get_by_role("button", name="Delete “The first one").click()
+    expect(panel.get_by_role("button", name="Undo")).to_be_visible()
+    panel.get_by_role("button", name="Undo").click()
+    expect(rows).to_have_count(2)
     left = page.locator("header").bounding_box()
     assert left is not None
     assert left["x"] > 250

@@ -34,9 +34,14 @@ export function restoreList() {
   if (wide.matches && preference("list") === "open") openList();
 }
 
-/** Draws an open list anew, unless the reader renames a conversation there. */
+/** Draws the list beside the page anew, unless the reader renames a conversation there. Keeps the offers of Undo. */
 export function redrawList() {
-  if ($("conversations").open && !$("conversation-list").querySelector("input")) drawList();
+  const list = $("conversation-list");
+  if (!$("conversations").open || $("conversations").matches(":modal") || list.querySelector("input")) return;
+  const deleted = list.querySelectorAll(".deleted");
+  drawList();
+  list.prepend(...deleted);
+  if (deleted.length) list.hidden = false;
 }
 
 function drawList() {
@@ -98,6 +103,7 @@ async function deleteIn(row, conversation) {
   keepNoMore(conversation);
   const undo = makeButton("button", () => undeleteIn(row, conversation), "Undo",
     { ariaLabel: `Undo: “${title}” is deleted` });
+  row.className = "deleted";
   row.replaceChildren(element("span", `“${title}” is deleted.`), undo);
   undo.focus();
   if (isShown(conversation)) await show(state.fresh);
