@@ -110,8 +110,10 @@ def monitored_application(folder: Path) -> Iterator[Monitored]:
         # The series of one stage began before those of another. Now all of them begin at the same time.
         for api in (of_cluster, at_once, of_api):
             forget(api)
+        for api in (of_cluster, at_once):
+            _wait_for_scrapes(api, "ray_object_store_used_memory")  # Ray's agent begins late on a busy machine
         for api in (of_cluster, at_once, of_api):
-            _wait_for_scrapes(api)
+            _wait_for_scrapes(api, "raylens_build_info")
         client = OpenAI(base_url=f"{url}/v1", api_key=_KEY, max_retries=0, timeout=60)
         counts = Counts()
         began = time.time()
@@ -139,7 +141,7 @@ def _config(folder: Path, exporter_port: int) -> AppConfig:
     )
 
 
-def _wait_for_scrapes(api: PrometheusApi) -> None:
+def _wait_for_scrapes(api: PrometheusApi, series: str) -> None:
     """Prometheus has to have seen the zeros before anything is counted."""
-    seen = "count_over_time(raylens_build_info[1m])"
-    wait_until(lambda: any(one.value >= 2 for one in api.at(seen)))
+    seen = f"count_over_time({series}[1m])"
+    wait_until(lambda: any(one.value >= 2 for one in api.at(seen)), 60)
