@@ -1,7 +1,8 @@
 """The program `raylens-haproxy`: rewrites Ray Serve's configuration of HAProxy so that it withstands hostile clients
 (`deployments/ray_internals/haproxy_config.py`), then becomes HAProxy.
 
-Beside that module it imports only the standard library and HAProxy's package, so it starts within milliseconds."""
+Beside that module and the page for waiting browsers, it imports only the standard library and HAProxy's package, so it
+starts within milliseconds."""
 
 import ctypes
 import json
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
 
+from raylens.deployments.cluster.waiting_page import waiting_page
 from raylens.deployments.ray_internals import haproxy_config
 
 BIND_VARIABLE = "RAYLENS_HTTP_HOST"
@@ -39,26 +41,10 @@ def _error_page(status: int, message: str, code: str | None) -> str:
     )
 
 
-WAITING_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="refresh" content="1">
-<title>Raylens is not there yet</title>
-<style>
-:root { color-scheme: light dark; font: 16px/1.6 system-ui, sans-serif; }
-body { max-width: 34rem; margin: 12vh auto; padding: 0 1.25rem; background: light-dark(#f6f6f3, #121417);
-  color: light-dark(#1b1f27, #e7e9ed); }
-</style>
-</head>
-<body>
-<h1>Raylens is not there yet</h1>
-<p>The server starts, or comes back from a failure. This page looks again by itself.</p>
-</body>
-</html>
-"""
+WAITING_PAGE = waiting_page(
+    "Raylens is not there yet",
+    "<p>The server starts, or comes back from a failure. This page looks again by itself.</p>",
+)
 """What a browser gets from HAProxy while no ingress is there."""
 _UNAVAILABLE = _error_page(503, "the endpoint is not available, try again", "endpoint_unavailable")
 ERROR_PAGES: Mapping[int, str] = {

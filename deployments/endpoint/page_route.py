@@ -6,10 +6,11 @@ The pages' headers forbid the browser to run or load anything from elsewhere."""
 import gzip
 import hashlib
 import json
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import FastAPI, Header, HTTPException
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
 
 from raylens.checkpoints import PICTURES
@@ -25,17 +26,14 @@ _POLICY = (
 )
 """Scripts, styles and fonts are files of the page. Text never becomes markup (Trusted Types)."""
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".woff2": "font/woff2"}
-_PACKED_TYPES = frozenset({".woff2"})
 _ROUTE: dict[str, Any] = {"methods": ["GET", "HEAD"], "include_in_schema": False}
 
 
 class Document:
-    """Content that the browser may keep, and asks for again by its tag. `packs`: whether compression makes it
-    smaller."""
+    """Content that the browser may keep, and asks for again by its tag."""
 
-    def __init__(self, content: bytes, media_type: str, headers: dict[str, str], *, packs: bool = True) -> None:
+    def __init__(self, content: bytes, media_type: str, headers: dict[str, str]) -> None:
         self._content = content
-        self._packed = gzip.compress(content, mtime=0) if packs else None
         self._media_type = media_type
         self._etag = f'W/"{hashlib.sha256(content).hexdigest()}"'
         self._headers = headers | {
@@ -46,17 +44,21 @@ class Document:
             "Vary": "Accept-Encoding",
         }
 
+    @cached_property
+    def _packed(self) -> bytes:
+        """Made when a browser first asks: all of them take 60 ms, which the start of an ingress need not wait for."""
+        return gzip.compress(self._content, mtime=0)
+
     def add_to(self, api: FastAPI, path: str) -> None:
         api.add_api_route(path, self.respond, **_ROUTE)
 
-    async def respond(
-        self, if_none_match: Annotated[str | None, Header()] = None, accept_encoding: Annotated[str, Header()] = ""
-    ) -> Response:
+    async def respond(self, request: Request) -> Response:
         """Returns the content, or 304 if the browser has it."""
-        known = {tag.strip() for tag in (if_none_match or "").split(",")}
+        known = {tag.strip() for tag in request.headers.get("if-none-match", "").split(",")}
         if known & {self._etag, "*"}:
             return Response(status_code=304, headers=self._headers)
-        if self._packed is None or "gzip" not in accept_encoding:
+        accepts = "gzip" in request.headers.get("accept-encoding", "")
+        if not accepts or len(self._packed) >= len(self._content):  # fonts are packed already
             return Response(self._content, media_type=self._media_type, headers=self._headers)
         headers = self._headers | {"Content-Encoding": "gzip"}
         return Response(self._packed, media_type=self._media_type, headers=headers)
@@ -71,21 +73,18 @@ class PageFiles:
 
     def __init__(self, folder: Path = PAGE) -> None:
         files = [file for file in folder.rglob("*") if file.suffix in _TYPES]
-        self._documents = {file.relative_to(folder).as_posix(): _document(file) for file in files}
+        self._documents = {
+            file.relative_to(folder).as_posix(): Document(file.read_bytes(), _TYPES[file.suffix], {}) for file in files
+        }
 
     def add_to(self, api: FastAPI) -> None:
         api.add_api_route(f"{PREFIX}{{path:path}}", self._respond, **_ROUTE)
 
-    async def _respond(
-        self,
-        path: str,
-        if_none_match: Annotated[str | None, Header()] = None,
-        accept_encoding: Annotated[str, Header()] = "",
-    ) -> Response:
+    async def _respond(self, path: str, request: Request) -> Response:
         document = self._documents.get(path)
         if document is None:
             raise HTTPException(404, f"the page has no file {path[:100]!r}")
-        return await document.respond(if_none_match, accept_encoding)
+        return await document.respond(request)
 
 
 def examples() -> Document:
@@ -105,7 +104,3 @@ def read_examples(folder: Path) -> list[dict[str, Any]]:
             example = {"question": entry["question"], "pictures": [data_url(file.read_bytes()) for file in pictures]}
             examples.setdefault(frozenset(entry["pictures"]), example)
     return list(examples.values())
-
-
-def _document(file: Path) -> Document:
-    return Document(file.read_bytes(), _TYPES[file.suffix], {}, packs=file.suffix not in _PACKED_TYPES)

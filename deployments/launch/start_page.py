@@ -12,9 +12,11 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
 from typing import Any, TextIO, cast
 
+from raylens.deployments.cluster.waiting_page import waiting_page
 from raylens.deployments.config import AppConfig
 from raylens.deployments.launch.local_cluster import HAS_HAPROXY
 
@@ -25,36 +27,13 @@ _MOST_BYTES = 2**20
 _PROGRESS = re.compile(r"[^\n]*: [^\n]* of [^\n]* left")
 """A line of `modeling/load_progress.py`."""
 _STATE = re.compile(r"([\w.-]+) (ready|loading|unhealthy)\b")
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="refresh" content="{retry}">
-<title>Raylens starts</title>
-<style>
-:root {{ color-scheme: light dark; font: 16px/1.6 system-ui, sans-serif; }}
-body {{ max-width: 34rem; margin: 12vh auto; padding: 0 1.25rem; background: light-dark(#f6f6f3, #121417);
-  color: light-dark(#1b1f27, #e7e9ed); }}
-table {{ border-collapse: collapse; margin: 1.25rem 0; }}
-td {{ padding: .2rem 1.5rem .2rem 0; }}
-small, td + td {{ color: light-dark(#5b6270, #9ba3b1); }}
-.ready {{ color: light-dark(#14603b, #7fe0b0); }}
-</style>
-</head>
-<body>
-<h1>Raylens starts</h1>
-<p>{step}, {seconds:.0f} s so far. This page looks again by itself.</p>
+_CONTENT = """<p>{step}, {seconds:.0f} s so far. This page looks again by itself.</p>
 <table>{rows}</table>
-<small>{progress}</small>
-</body>
-</html>
-"""
+<small>{progress}</small>"""
 
 
 class StartPage:
-    """The progress of a start, and its HTTP server. `stages`: names of all stages."""
+    """The progress of a start. `stages`: names of all stages."""
 
     def __init__(self, stages: Sequence[str]) -> None:
         self._began = time.monotonic()
@@ -85,13 +64,13 @@ class StartPage:
             f'<tr><td>{html.escape(name)}</td><td class="{state}">{state}</td></tr>'
             for name, state in self._states.items()
         )
-        return _PAGE.format(
-            retry=_RETRY_SECONDS,
+        content = _CONTENT.format(
             step=html.escape(self._step.capitalize()),
             seconds=time.monotonic() - self._began,
             rows=rows,
             progress=html.escape(self._progress),
         )
+        return waiting_page("Raylens starts", content)
 
 
 class _Tee(io.TextIOBase):
@@ -106,10 +85,10 @@ class _Tee(io.TextIOBase):
         self._console.flush()
 
 
-class _Server(ThreadingHTTPServer):
-    """`start`: what it tells of."""
+class _Server(ThreadingTCPServer):
+    """`start`: what it tells of. An HTTPServer would also look up the host's name, and a name server may be silent."""
 
-    daemon_threads = True
+    daemon_threads = allow_reuse_address = True
 
     def __init__(self, address: tuple[str, int], start: StartPage) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -125,7 +104,8 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _CLIENT_SECONDS
 
     def do_GET(self) -> None:
-        self.rfile.read(min(int(self.headers.get("content-length", 0)), _MOST_BYTES))  # else the client gets no answer
+        length = self.headers.get("content-length", "")
+        self.rfile.read(min(int(length) if length.isdecimal() else 0, _MOST_BYTES))  # else the client gets no answer
         start = cast(_Server, self.server).start
         if self.path in ("/health", "/ping"):
             self._answer("application/json", json.dumps(start.health()))
