@@ -72,7 +72,8 @@ print(answer.choices[0].message.content)`;
 /** A value of JSON in Python. */
 function literal(value) {
   const words = { true: "True", false: "False", null: "None" };
-  return JSON.stringify(value, null, 4).replace(/"(?:[^"\\]|\\.)*"|\b(?:true|false|null)\b/g, (part) => words[part] ?? part)
+  return JSON.stringify(value, null, 4)
+    .replace(/"(?:[^"\\]|\\.)*"|\b(?:true|false|null)\b/g, (part) => words[part] ?? part)
     .replaceAll("\n", "\n    ");
 }
 

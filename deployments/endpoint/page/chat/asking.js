@@ -201,7 +201,7 @@ export async function askAgain() {
 
 /** Asks for another answer, and keeps the last one beside it. */
 const regenerate = (conversation) => replaceLast(conversation, (last) => {
-  const others = [...allVersions(last)];
+  const others = allVersions(last);
   return { others, place: others.length };
 });
 

@@ -51,7 +51,8 @@ function drawList() {
   $("conversation-list").replaceChildren(...found.map((one) => listRow(one)));
   $("conversation-list").hidden = found.length === 0;
   $("no-conversations").hidden = found.length > 0;
-  $("no-conversations").textContent = wanted ? "None has these words." : "There are none yet. They stay in this browser.";
+  $("no-conversations").textContent = wanted ? "None has these words."
+    : "There are none yet. They stay in this browser.";
 }
 
 function listRow(conversation) {

@@ -60,8 +60,8 @@ function drawProblem({ title, message, detail }, retry = "Retry", more = null) {
 
 /** What the model thinks before it answers, folded. */
 export function thoughtsOf(reply, isGrowing) {
-  const thoughts = element("details.thoughts", { hidden: true }, element("summary", isGrowing ? "Thinking…" : "Thoughts"),
-    element("div"));
+  const summary = element("summary", isGrowing ? "Thinking…" : "Thoughts");
+  const thoughts = element("details.thoughts", { hidden: true }, summary, element("div"));
   drawThoughts(thoughts, reply);
   return thoughts;
 }
@@ -99,11 +99,13 @@ export function drawConversation() {
 
 export const scrollToEnd = () => { $("scroll").scrollTop = $("scroll").scrollHeight; };
 
-/** Shows the way to the end where it is out of sight. */
-export function drawEnd() {
+function isEndInSight() {
   const { scrollTop, scrollHeight, clientHeight } = $("scroll");
-  $("to-end").hidden = scrollHeight - scrollTop - clientHeight < 80;
+  return scrollHeight - scrollTop - clientHeight < 80;
 }
+
+/** Shows the way to the end where it is out of sight. */
+export const drawEnd = () => { $("to-end").hidden = isEndInSight(); };
 
 /** Shows the buttons of possible actions. */
 export function drawControls() {
@@ -115,7 +117,7 @@ export function drawControls() {
   $("stop").hidden = !isAsking;
   for (const button of log.querySelectorAll(".edit, .retry")) button.disabled = isAsking;
   drawEnd();
-  $("again").hidden = isAsking || !["assistant", "user"].includes(last?.role) 
+  $("again").hidden = isAsking || !["assistant", "user"].includes(last?.role)
     || Boolean(last.problem ?? last.failure);
   $("again").lastElementChild.textContent = last?.role === "user" ? "Ask again" : "Regenerate";
   $("export").disabled = toldMessages(state.current).length === 0;
@@ -124,8 +126,8 @@ export function drawControls() {
 
 /** Calls `act`, which changes the conversation. If its end was in sight before, scrolls to the new end. */
 export function atTheEnd(act) {
-  const { scrollTop, scrollHeight, clientHeight } = $("scroll");
+  const wasInSight = isEndInSight();
   act();
-  if (scrollHeight - scrollTop - clientHeight < 80) scrollToEnd();
+  if (wasInSight) scrollToEnd();
   drawEnd();
 }

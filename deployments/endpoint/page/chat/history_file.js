@@ -42,7 +42,8 @@ function messagesOf(text) {
   });
 }
 
-// In a file, media are <img src="data:image/png;base64,...">, <video src="data:..."></video> and <embed src="data:...">.
+// In a file, media are <img src="data:image/png;base64,...">, <video src="data:..."></video> and
+// <embed src="data:...">.
 
 /** The text with its media themselves in place of their ids. */
 async function withDataUrls(content) {

@@ -39,8 +39,11 @@ function drawTasks({ tokens }) {
   });
 }
 
-/** Draws changed blocks only, because an answer grows by a word at a time. */
+/** Draws changed blocks only, because an answer grows by a word at a time, and nothing where the text is the same. */
 export function drawMarkdown(container, text, isGrowing = false) {
+  const drawn = `${isGrowing} ${text}`;
+  if (container.drawn === drawn) return;
+  container.drawn = drawn;
   const blocks = blocksOf(isGrowing ? settled(text) : text, isGrowing);
   let old = container.firstChild;
   for (const block of blocks) {

@@ -10,6 +10,14 @@ export function addMedium(type, file, id = newId()) {
   return id;
 }
 
+const UPLOAD = "upload:";
+
+/** The URL by which a request names a file that was uploaded. */
+export const uploadUrl = (fileId) => UPLOAD + fileId;
+
+/** The id of the file that such a URL names; null for other URLs. */
+export const fileIdOf = (url) => url.startsWith(UPLOAD) ? url.slice(UPLOAD.length) : null;
+
 export const isMedium = (id) => media.has(id);
 export const isVideo = (id) => media.get(id).type.startsWith("video/");
 export const isDocument = (id) => media.get(id).type === "application/pdf";

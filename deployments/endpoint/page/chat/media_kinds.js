@@ -11,7 +11,8 @@ const KINDS = [
     names: "an MP4, MOV or WebM video" },
 ];
 const takenKinds = () => KINDS.filter(({ modality }) => (modalities() ?? ["image"]).includes(modality));
-const takenNouns = () => takenKinds().map(({ noun }) => `${noun}s`).join(", ").replace(/, ([^,]*)$/, " and $1") || "text";
+const takenNouns = () =>
+  takenKinds().map(({ noun }) => `${noun}s`).join(", ").replace(/, ([^,]*)$/, " and $1") || "text";
 
 const SIGNATURES = [
   ["image/png", /^\x89PNG\r\n\x1a\n/],

@@ -12,9 +12,15 @@ function drawMedium(id, i, ofVideo) {
     : element("img", { src, alt: `Picture ${i + 1}` });
 }
 
-/** A small view of a picture or a video; a click opens the large one, or a PDF in a tab of its own. */
+/** A small view of a medium. */
 export function mediumButton(id, i) {
-  if (isDocument(id)) return documentButton(id, i);
+  const button = isDocument(id) ? documentButton(id, i) : pictureButton(id, i);
+  button.dataset.medium = id;
+  return button;
+}
+
+/** A click opens the large picture or video. */
+function pictureButton(id, i) {
   const ariaLabel = `${isVideo(id) ? "Play" : "Enlarge"} ${nameOf(id, i)}`;
   const enlarge = ({ currentTarget }) => {
     $("viewed").replaceChildren(drawMedium(id, i, { controls: true, autoplay: true, loop: true }));
@@ -22,15 +28,9 @@ export function mediumButton(id, i) {
   };
   const small = drawMedium(id, i, { muted: true, preload: "metadata", tabIndex: -1 });
   small.draggable = false;
-  const button = makeButton("medium", enlarge, { ariaLabel }, small,
-    isVideo(id) ? element("span.play", icon("play")) : null);
-  button.dataset.medium = id;
-  return button;
+  return makeButton("medium", enlarge, { ariaLabel }, small, isVideo(id) ? element("span.play", icon("play")) : null);
 }
 
-function documentButton(id, i) {
-  const button = makeButton("medium document", () => open(urlOf(id), "_blank", "noopener"),
-    { ariaLabel: `Open ${nameOf(id, i)}` }, icon("document"), element("span", "PDF"));
-  button.dataset.medium = id;
-  return button;
-}
+/** A click opens the PDF in a tab of its own. */
+const documentButton = (id, i) => makeButton("medium document", () => open(urlOf(id), "_blank", "noopener"),
+  { ariaLabel: `Open ${nameOf(id, i)}` }, icon("document"), element("span", "PDF"));

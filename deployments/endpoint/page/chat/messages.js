@@ -1,6 +1,7 @@
-// Messages: texts that hold media as <img src="medium:ID">, <video src="medium:ID"></video> and <embed src="medium:ID">.
+// Messages: texts that hold media as <img src="medium:ID">, <video src="medium:ID"></video> and
+// <embed src="medium:ID">.
 
-import { isDocument, isMedium, isVideo } from "./media.js";
+import { fileIdOf, isDocument, isMedium, isVideo } from "./media.js";
 
 const shortened = (text, length) => text.length > length ? `${text.slice(0, length - 1)}…` : text;
 
@@ -38,7 +39,7 @@ export function wireMessage({ role, content }, urls) {
   const parts = role === "user" ? partsOf(content) : [];
   const wirePart = ({ medium, text }) => {
     if (!medium) return { type: "text", text };
-    if (isDocument(medium)) return { type: "file", file: fileOf(urls.get(medium)) };
+    if (isDocument(medium)) return { type: "file", file: documentFile(urls.get(medium)) };
     const type = isVideo(medium) ? "video_url" : "image_url";
     return { type, [type]: { url: urls.get(medium) } };
   };
@@ -49,7 +50,7 @@ export function wireMessage({ role, content }, urls) {
 export const searchTextOf = (messages) =>
   messages.map(({ content }) => content.replaceAll(TAG, "")).join("\n").slice(0, MOST_SEARCHED);
 
-const fileOf = (url) => url.startsWith("upload:") ? { file_id: url.slice("upload:".length) } : { file_data: url };
+const documentFile = (url) => fileIdOf(url) ? { file_id: fileIdOf(url) } : { file_data: url };
 
 export function titleOf(messages) {
   const first = messages.find(({ role }) => role === "user");

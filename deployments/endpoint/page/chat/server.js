@@ -48,7 +48,8 @@ export async function call(path, options) {
     throw options?.signal?.aborted ? error : gone();
   });
   if (response.status === 401) {
-    askForKey(isSignedIn() ? "The server does not take your API key any more." : "This server takes an API key.", lookSoon);
+    const reason = isSignedIn() ? "The server does not take your API key any more." : "This server takes an API key.";
+    askForKey(reason, lookSoon);
   }
   return response;
 }

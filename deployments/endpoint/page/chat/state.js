@@ -2,8 +2,9 @@
 
 import { searchTextOf, titleOf } from "./messages.js";
 
-// A message is {role, content}. An answer may have `measures`, and a `note` about its end. A question without an answer
-// has a `problem`, and is not sent with later ones.
+// A message is {role, content}. A question without an answer has a `problem`, and is not sent with later ones. An
+// answer has its `model` and its `thoughts`, and may have `measures`. One that is not whole has `isPartial`, and a `note`
+// or a `failure` about its end. Of several answers to a question, the shown one has the `others` and its `place`.
 export const state = {
   models: null, // the cards of those that the server offers; null: not known yet
   conversations: [], // all with a question, in any order

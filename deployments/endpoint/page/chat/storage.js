@@ -7,7 +7,8 @@ import { isShown, newConversation, nothing, state } from "./state.js";
 import { remember } from "./uploads.js";
 
 // conversations: the list's entries. messages: of each conversation. media: {type, file, added} by id. kept: "current",
-// the shown conversation's id; "draft ID"; "answer ID", the received part of an answer; "name ID", of an uploaded medium.
+// the shown conversation's id; "draft ID"; "answer ID", the received part of an answer; "name ID", a medium's URL on the
+// server.
 const STORES = ["conversations", "messages", "media", "kept"];
 const LEAST_AGE_MS = 86_400_000; // of media that nothing refers to: another tab may be about to
 
@@ -82,7 +83,8 @@ export function keepTitle(conversation) {
 
 /** Keeps the received part of an answer. */
 export function keepPartial({ id, isDeleted }, reply) {
-  if (!isDeleted) keep((store) => store("kept").put({ ...reply, note: "Interrupted", isPartial: true }, `answer ${id}`));
+  const partial = { ...reply, note: "Interrupted", isPartial: true };
+  if (!isDeleted) keep((store) => store("kept").put(partial, `answer ${id}`));
 }
 
 export function keepDraft({ id, draft, isDeleted }) {

@@ -1,14 +1,14 @@
 // Media on the server: each is uploaded once, and requests name it.
 
-import { dataUrlOf, fileOf, typeOf } from "./media.js";
+import { dataUrlOf, fileIdOf, fileOf, typeOf, uploadUrl } from "./media.js";
 import { keep } from "./storage.js";
 
-const names = new Map(); // by medium: "upload:ID", the URL by which requests name it, or a promise of it
+const names = new Map(); // by medium: the URL by which requests name it, or a promise of it
 
 export const remember = (id, name) => names.set(id, name);
 
-/** The URL by which a request names a medium. Uploads it, unless the server has it; `onProgress(share)` hears of the way.
- *  Throws an Error with the server's reason if it refuses the file. If anything else fails, it is the data: URL. */
+/** The URL by which a request names a medium. Uploads it, unless the server has it; `onProgress(share)` hears of the
+ *  way. Throws an Error with the server's reason if it refuses the file. If anything else fails, it is the data: URL. */
 export async function upload(id, onProgress = () => {}) {
   if (!names.has(id)) names.set(id, send(id, onProgress));
   try {
@@ -28,7 +28,7 @@ export const forget = (ids) => ids.forEach((id) => names.delete(id));
 export async function discard(id) {
   const name = await Promise.resolve(names.get(id)).catch(() => null);
   names.delete(id);
-  if (name) fetch(`/v1/files/${name.slice("upload:".length)}`, { method: "DELETE", keepalive: true }).catch(() => {});
+  if (name) fetch(`/v1/files/${fileIdOf(name)}`, { method: "DELETE", keepalive: true }).catch(() => {});
 }
 
 function send(id, onProgress) {
@@ -42,10 +42,11 @@ function send(id, onProgress) {
   return new Promise((resolve, reject) => {
     request.onload = () => {
       const { status, response } = request;
-      const name = status < 300 && response?.id ? `upload:${response.id}` : null;
       if ([400, 413].includes(status) && response?.error?.param === "file") {
         reject(new Error(response.error.message.replace(/^file: /, "")));
+        return;
       }
+      const name = status < 300 && response?.id ? uploadUrl(response.id) : null;
       if (name) keep((store) => { store("kept").put(name, `name ${id}`); });
       resolve(name);
     };

@@ -65,7 +65,8 @@ function drawWaterfall({ timings, numPictures }) {
     figure.append(isCached ? chip : duration(time));
     for (const piece of pieces.filter((one) => one.time > 0)) {
       const bar = element("div.bar");
-      Object.assign(bar.style, { left: percent(piece.start), width: percent(piece.time), background: `var(--${name})` });
+      const [left, width] = [percent(piece.start), percent(piece.time)];
+      Object.assign(bar.style, { left, width, background: `var(--${name})` });
       track.append(bar);
     }
     row.dataset.stage = name;

@@ -265,7 +265,7 @@ async function readFigures() {
   const response = await fetch("/dashboard/data", { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
   if (response.ok) return response.json();
   const told = await response.json().then(({ error }) => error.message, () => response.statusText);
-  if (response.status === 401 || response.status === 403) askForKey(`${told[0].toUpperCase()}${told.slice(1)}.`, () => {});
+  if ([401, 403].includes(response.status)) askForKey(`${told[0].toUpperCase()}${told.slice(1)}.`, () => {});
   throw new Error(`the server answers ${response.status}: ${told}`);
 }
 
