@@ -15,12 +15,16 @@ class CountingProxy:
         self.url = ""
         self.num_sent = 0
 
-    async def serve(self, is_up: threading.Event, is_over: asyncio.Event) -> None:
+    async def serve(self, is_up: threading.Event) -> None:
+        self._loop, self._is_over = asyncio.get_running_loop(), asyncio.Event()
         server = await asyncio.start_server(self._relay, "127.0.0.1")
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         is_up.set()
-        await is_over.wait()
+        await self._is_over.wait()
         server.close()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._is_over.set)
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there_reader, there_writer = await asyncio.open_connection(self._target.hostname, self._target.port)
@@ -40,12 +44,12 @@ class CountingProxy:
 
 @contextmanager
 def counting_proxy(target: str) -> Iterator[CountingProxy]:
-    proxy, is_up, loop, is_over = CountingProxy(target), threading.Event(), asyncio.new_event_loop(), asyncio.Event()
-    thread = threading.Thread(target=loop.run_until_complete, args=(proxy.serve(is_up, is_over),))
+    proxy, is_up = CountingProxy(target), threading.Event()
+    thread = threading.Thread(target=asyncio.run, args=(proxy.serve(is_up),))  # cancels what is still relayed
     thread.start()
     is_up.wait()
     try:
         yield proxy
     finally:
-        loop.call_soon_threadsafe(is_over.set)
+        proxy.stop()
         thread.join()
